@@ -1,0 +1,1 @@
+"""Read indexed WebDataset shards, alone or distributed over any number of ranks and workers."""
