@@ -81,10 +81,13 @@ class Pool:
             for future in as_completed(futures):
                 # pop: a result is held no longer than its consumer wants it
                 item = futures.pop(future)
-                error = future.exception()
-                if isinstance(error, BrokenProcessPool) or not (error is None or isinstance(error, Exception)):
-                    raise error
-                yield item, future.result() if error is None else error
+                failure = future.exception()
+                if failure is None:
+                    yield item, future.result()
+                elif isinstance(failure, Exception) and not isinstance(failure, BrokenProcessPool):
+                    yield item, failure
+                else:
+                    raise failure
         except BaseException:
             self.terminate()
             raise

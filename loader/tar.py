@@ -1,0 +1,556 @@
+"""The header chain of a tar: walk any, write ours.
+
+Reading (`Walk`): POSIX ustar with prefix, pax (global and local records), GNU long names, base-256 sizes, v7.
+Formats after POSIX.1-2001 "pax Interchange Format" and the GNU tar manual's "Basic Tar Format". Payload offsets
+are what the chain says. A header's size field leads to the next header, so the chain itself is followed one by
+one; everything else about a header (checksum, type, name) is looked at in bulk, thousands at a time. Where
+members are small, the size fields of all 512-byte blocks that could be headers are read in bulk as well, and
+only the jumps remain.
+
+Writing (`TarWriter`): ustar, with a pax record only where a name or a size needs one; mtime, owner and mode are
+fixed, so equal members give equal bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.errors import BadTar, TruncatedTar
+
+Buffer: TypeAlias = bytes | mmap.mmap  # what slices to bytes without a copy of the whole
+
+BLOCK = 512
+_WINDOW = 1 << 14  # blocks looked at together (8 MiB), where only plain headers come
+_SMALLEST_WINDOW = 64  # and where other ones lie between them
+_SPARSE = 24  # blocks a member: from here on, hopping beats looking at every block
+_BATCH = 4096  # headers hopped over before they are decoded together
+_LONGEST_RECORD = 8 << 20  # bytes of one pax or long-name record
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+}
+_NO_FILE = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"5": "directory",
+            b"6": "pipe", b"V": "volume label", b"D": "directory"}  # fmt: skip
+_POWERS = 8.0 ** np.arange(10, -1, -1)  # exact: 8**11 < 2**53
+_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Batch:
+    """Consecutive regular members, in tar order.
+
+    `names` are bytes as stored (prefix joined, long names resolved); `offsets` and `sizes` of the payloads and
+    `headers` of the last header of each are int64 arrays in bytes. `skipped` holds (reason, name) of what is no
+    regular file and came in between. `end` is the first byte after the batch.
+    """
+
+    names: list[bytes]
+    offsets: Ints
+    sizes: Ints
+    headers: Ints
+    skipped: list[tuple[str, bytes]]
+    end: int
+
+
+def trailing_bytes(buffer: Buffer, end: int) -> int:
+    """How many bytes follow the end-of-archive blocks at `end`, up to the last one that is not zero."""
+    position = len(buffer)
+    while position > end:
+        start = max(end, position - (1 << 20))
+        chunk = buffer[start:position].rstrip(b"\0")
+        if chunk:
+            return start + len(chunk) - end
+        position = start
+    return 0
+
+
+@dataclass
+class _Pending:
+    """What extension headers said about the member that follows them."""
+
+    name: bytes | None = None
+    size: int | None = None
+    start: int | None = None  # byte of the first of them
+    sparse: bool = False
+
+
+@dataclass
+class _Found:
+    names: list[bytes] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    headers: list[int] = field(default_factory=list)
+
+
+class Walk:
+    """Follow the header chain of a whole tar: an iterable of batches of members, in tar order.
+
+    `buffer` holds the file; `shard` names it in errors. `require_end`: refuse a tar without the zero blocks that
+    end an archive, which can't be told from one that was cut between two members. `at` is the byte where the walk
+    stands: after the last batch, the end of the archive.
+
+    Iterating raises TruncatedTar or BadTar, naming shard, member and byte. Time and memory are bounded by the
+    number of blocks, whatever the headers claim.
+    """
+
+    def __init__(self, buffer: Buffer, shard: str, require_end: bool = True) -> None:
+        self.buffer = buffer
+        self.shard = shard
+        self.require_end = require_end
+        self.size = len(buffer)
+        self.at = 0  # the next header
+        self.last: bytes | None = None  # name of the member before it, for messages
+        self.found = _Found()
+        self.skipped: list[tuple[str, bytes]] = []
+        self.pending = _Pending()
+        self.ended = False
+        self.window = _SMALLEST_WINDOW  # blocks that `_dense` looks at together
+        # A view of whole blocks; bytes after the last whole block can hold no header.
+        blocks = self.size // BLOCK
+        self.rows: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, blocks * BLOCK).reshape(-1, BLOCK)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._check_start()
+        dense, most = False, 256  # the first few tell which way is the faster one
+        while not self.ended:
+            start = self.at
+            bulk = self._dense() if dense else self._hop(most)
+            if bulk is not None:
+                if self.found.names:
+                    yield self._flush(start)
+                yield bulk
+                dense, most = self.at - start < len(bulk.names) * _SPARSE * BLOCK, _BATCH
+            else:
+                # Whatever is not a plain regular file's header: extension records, links, the end.
+                self._step()
+                if len(self.found.names) >= _BATCH:
+                    yield self._flush(self.at)
+        if self.found.names or self.skipped:
+            yield self._flush(self.at)
+
+    def _flush(self, end: int) -> Batch:
+        found, self.found = self.found, _Found()
+        skipped, self.skipped = self.skipped, []
+        offsets, sizes, headers = (
+            np.array(values, np.int64) for values in (found.offsets, found.sizes, found.headers)
+        )
+        return Batch(found.names, offsets, sizes, headers, skipped, end)
+
+    def _check_start(self) -> None:
+        if self.size == 0:
+            raise TruncatedTar(f"{self.shard}: a file of zero bytes is no tar: write it again")
+        head = self.buffer[:8]
+        for magic, kind in _COMPRESSED.items():
+            if head.startswith(magic):
+                raise BadTar(
+                    f"{self.shard}: compressed with {kind}; members of a compressed tar can't be reached one by "
+                    "one: decompress it first"
+                )
+        if self.size < BLOCK:
+            raise TruncatedTar(
+                f"{self.shard}: {self.size} bytes, but a tar has at least one block of {BLOCK}"
+            )
+
+    # -- plain headers, in bulk
+
+    def _hop(self, most: int) -> Batch | None:
+        """Follow plain headers from one to the next; None if the very next one is not plain."""
+        if self.pending.start is not None:
+            return None
+        buffer, position, end = self.buffer, self.at, self.size - BLOCK + 1
+        headers: list[int] = []
+        try:
+            while position < end and len(headers) < most:
+                size = int(buffer[position + 124 : position + 135], 8)
+                if buffer[position + 156] != 48 or size < 0:  # "0": a regular file
+                    break
+                headers.append(position)
+                position += (size + 1023) & -BLOCK
+        except ValueError:  # no octal number: base-256, the end, or no header at all
+            pass
+        if not headers:
+            return None
+        blocks = np.array(headers, np.int64) // BLOCK
+        return self._decode(self.rows[blocks], blocks)
+
+    def _dense(self) -> Batch | None:
+        """The same for small members: read the size field of every block that looks like a header."""
+        if self.pending.start is not None:
+            return None
+        first = self.at // BLOCK
+        window = self.rows[first : first + self.window]
+        candidates = np.flatnonzero(window[:, 257] == 117)  # the u of "ustar"
+        if not len(candidates) or candidates[0] != 0:
+            return None
+        rows = window[candidates]
+        sizes, plain = _plain_sizes(rows)
+        jumps = np.zeros(len(window), np.int64)
+        jumps[candidates] = np.where(plain, candidates + 1 + ((sizes + (BLOCK - 1)) >> 9), 0)
+        # One list look-up a member: the only step that goes from header to header.
+        steps = jumps.tolist()
+        place, chain, limit = 0, [], len(steps)
+        while place < limit and (following := steps[place]):
+            chain.append(place)
+            place = following
+        self.window = min(2 * self.window, _WINDOW) if place >= limit else _SMALLEST_WINDOW
+        if not chain:
+            return None
+        kept = np.array(chain, np.int64)
+        return self._decode(rows[np.searchsorted(candidates, kept)], kept + first)
+
+    def _decode(self, rows: npt.NDArray[np.uint8], blocks: Ints) -> Batch | None:
+        """Check and read the headers `rows` at `blocks`, up to the first that needs a closer look."""
+        sizes, plain = _plain_sizes(rows)
+        plain &= _checksums_fit(rows)
+        offsets = (blocks + 1) * BLOCK
+        plain &= offsets + sizes <= self.size
+        count = len(rows) if plain.all() else int(np.argmin(plain))
+        if count == 0:
+            return None
+        names = _names(rows[:count])
+        self.at = int(blocks[count - 1] + 1 + ((sizes[count - 1] + BLOCK - 1) >> 9)) * BLOCK
+        self.last = names[-1]
+        skipped, self.skipped = self.skipped, []
+        batch = Batch(names, offsets[:count], sizes[:count], blocks[:count] * BLOCK, skipped, self.at)
+        if not rows[:count, 156].all() and any(name.endswith(b"/") for name in names):  # v7's directories
+            self._drop_folders(batch)
+        return batch
+
+    def _drop_folders(self, batch: Batch) -> None:
+        keep = [i for i, name in enumerate(batch.names) if not name.endswith(b"/")]
+        batch.skipped += [("directory", name) for name in batch.names if name.endswith(b"/")]
+        batch.names = [batch.names[i] for i in keep]
+        batch.offsets, batch.sizes, batch.headers = (
+            array[keep] for array in (batch.offsets, batch.sizes, batch.headers)
+        )
+
+    # -- any header, one at a time
+
+    def _where(self) -> str:
+        after = f", after member {_show(self.last)}" if self.last is not None else ""
+        return f"{self.shard}: at byte {self.at}{after}"
+
+    def _step(self) -> None:
+        """Read the one header at `self.at`, whatever it is."""
+        header = self.buffer[self.at : self.at + BLOCK]
+        if len(header) < BLOCK:
+            return self._end_of_file(len(header))
+        if header.count(0) == BLOCK:
+            return self._end_of_archive()
+        if not _checksum_fits(header):
+            raise BadTar(
+                f"{self._where()}: the header's checksum is wrong: the file is damaged there, or no tar"
+            )
+        size = self._number(header[124:136], "size")
+        kind = header[156:157]
+        body = self.at + BLOCK
+        if kind in b"xXgLK":
+            return self._extension(kind, body, size)
+        pending, self.pending = self.pending, _Pending()
+        name = pending.name if pending.name is not None else _name(header)
+        if kind in b"SM" or pending.sparse:
+            what = "the continuation of a multi-volume archive" if kind == b"M" else "a sparse file"
+            raise BadTar(f"{self._where()}: member {_show(name)} is {what}, whose bytes don't lie in one piece: "
+                         "repack it without")  # fmt: skip
+        if kind in _NO_FILE or (kind == b"\0" and name.endswith(b"/")):
+            self.skipped.append((_NO_FILE.get(kind, "directory"), name))
+            size = size if kind in (b"D", b"5") else 0  # links have no body, whatever they say
+            self._advance(body, size, name)
+            return None
+        if pending.size is not None:
+            size = pending.size
+        if body + size > self.size:
+            raise TruncatedTar(
+                f"{self._where()}: member {_show(name)} should have {size} bytes, but the file ends after "
+                f"{self.size - body} of them: it was cut short"
+            )
+        header_at = self.at
+        self._advance(body, size, name)
+        found = self.found
+        found.names.append(name)
+        found.offsets.append(body)
+        found.sizes.append(size)
+        found.headers.append(header_at)
+        return None
+
+    def _advance(self, body: int, size: int, name: bytes) -> None:
+        self.at = body + ((size + BLOCK - 1) & -BLOCK)
+        self.last = name
+
+    def _number(self, field_: bytes, what: str) -> int:
+        """An octal or base-256 field; BadTar if it is neither, or negative."""
+        if field_[0] in (0x80, 0xFF):
+            value = int.from_bytes(field_, "big", signed=True) if field_[0] == 0xFF else 0
+            value = value or int.from_bytes(field_[1:], "big")
+        else:
+            digits = field_.split(b"\0", 1)[0].strip(b" ")
+            if digits.strip(b"01234567"):
+                raise BadTar(f"{self._where()}: the {what} field holds {field_!r}, which is no octal number")
+            value = int(digits or b"0", 8)
+        if value < 0:
+            raise BadTar(f"{self._where()}: the {what} field holds the negative number {value}")
+        return value
+
+    def _extension(self, kind: bytes, body: int, size: int) -> None:
+        """A pax or GNU record, which speaks of the header that follows."""
+        if size > _LONGEST_RECORD:
+            raise BadTar(
+                f"{self._where()}: an extension record of {size} bytes (at most {_LONGEST_RECORD} are read)"
+            )
+        if body + size > self.size:
+            raise TruncatedTar(f"{self._where()}: an extension record of {size} bytes is cut short")
+        data = self.buffer[body : body + size]
+        pending = self.pending
+        if pending.start is None:
+            pending.start = self.at
+        if kind == b"L":
+            pending.name = data.split(b"\0", 1)[0]
+        elif kind in b"xX":
+            for key, value in self._pax(data):
+                if key == b"path":
+                    pending.name = value
+                elif key == b"size":
+                    if not value.isdigit() or len(value) > 20:
+                        raise BadTar(f"{self._where()}: the pax record 'size' holds {value[:40]!r}")
+                    pending.size = int(value)
+                elif key.startswith(b"GNU.sparse."):
+                    pending.sparse = True
+        elif kind == b"g":  # a name or a size for all members would be absurd; nothing else concerns us
+            for key, _ in self._pax(data):
+                if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):
+                    raise BadTar(
+                        f"{self._where()}: a global pax record sets {key.decode()!r} for all members"
+                    )
+            if pending == _Pending(start=self.at):
+                pending.start = None
+        self.at = body + ((size + BLOCK - 1) & -BLOCK)
+
+    def _pax(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The records ``<length> <key>=<value>\\n`` of a pax header."""
+        at = 0
+        while at < len(data) and data[at]:
+            space = data.find(b" ", at, at + 20)
+            digits = data[at:space] if space > 0 else b""
+            length = int(digits) if digits.isdigit() else 0
+            record = data[space + 1 : at + length]
+            if not digits.isdigit() or at + length > len(data) or record[-1:] != b"\n" or b"=" not in record:
+                raise BadTar(f"{self._where()}: malformed pax record {data[at : at + 40]!r}")
+            key, _, value = record[:-1].partition(b"=")
+            yield key, value
+            at += length
+
+    # -- how it ends
+
+    def _end_of_archive(self) -> None:
+        """Zero blocks: the archive is over, wherever the file ends."""
+        if self.pending.start is not None:
+            raise BadTar(f"{self._where()}: an extension record is followed by no member")
+        self.ended = True
+
+    def _end_of_file(self, rest: int) -> None:
+        if self.pending.start is not None or (self.at > self.size and self.require_end):
+            raise TruncatedTar(f"{self._where()}: the file ends there, inside a member's header or padding")
+        if self.require_end:
+            raise TruncatedTar(
+                f"{self._where()}: the file ends there ({rest} bytes left) without the zero blocks that end a tar: "
+                "it was cut short between two members, or its writer was not closed. If it is whole all the "
+                "same, say require_end=False (--no-end-ok on the command line)"
+            )
+        self.ended = True
+
+
+def _show(name: bytes) -> str:
+    return repr(name.decode("utf-8", "backslashreplace"))
+
+
+def _plain_sizes(rows: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Sizes of ``[n, 512]`` headers, and which of them are regular files with a plain octal size.
+
+    Eleven octal digits, as every current tar writes them; anything else is left to the closer look.
+    """
+    digits = rows[:, 124:135] - np.uint8(48)  # wraps: what is no digit becomes large
+    plain = (digits.max(axis=1) < 8) & ((rows[:, 156] == 48) | (rows[:, 156] == 0))
+    plain &= (rows[:, 135] == 0) | (rows[:, 135] == 32)
+    sizes = (digits.astype(np.float64) @ _POWERS).astype(np.int64)
+    return sizes, plain
+
+
+def _checksums_fit(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Whether the checksum field of ``[n, 512]`` headers is six octal digits that match the sum of the bytes."""
+    words = np.ascontiguousarray(rows).view(np.uint64)
+    # Four 16-bit lanes a word: 64 words × 2 bytes × 255 stay below 2**16.
+    lanes = ((words & _EVEN_BYTES) + ((words >> np.uint64(8)) & _EVEN_BYTES)).sum(axis=1, dtype=np.uint64)
+    totals = lanes.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
+    stored = rows[:, 148:156].astype(np.int64)
+    digits = stored[:, :6] - 48
+    value = digits @ (8 ** np.arange(5, -1, -1))
+    fits: npt.NDArray[np.bool_] = totals - stored.sum(axis=1) + 8 * 32 == value
+    return fits & ((digits >= 0) & (digits < 8)).all(axis=1)
+
+
+def _checksum_fits(header: bytes) -> bool:
+    """The same for one header, in any spelling; some old tars summed signed bytes."""
+    field_ = header[148:156].split(b"\0", 1)[0].strip(b" ")
+    if not field_ or field_.strip(b"01234567"):
+        return False
+    rest = header[:148] + header[156:]
+    unsigned = sum(rest) + 8 * 32
+    return int(field_, 8) in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
+
+
+def _names(rows: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Names of ``[n, 512]`` headers."""
+    fields = np.ascontiguousarray(rows[:, :100])
+    names: list[bytes] = fields.view("S100").ravel().tolist()
+    if b"\0" in b"".join(names):  # a shorter name over an older, longer one
+        names = [name.split(b"\0", 1)[0] for name in names]
+    # POSIX's magic ends in NUL; GNU's in a space, and keeps times where the prefix would be.
+    for i in np.flatnonzero((rows[:, 345] != 0) & (rows[:, 262] == 0)).tolist():
+        names[i] = _name(rows[i].tobytes())
+    return names
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].split(b"\0", 1)[0]
+    if header[257:263] == b"ustar\0" and header[345]:
+        return header[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name
+
+
+# -- writing
+
+END = bytes(2 * BLOCK)  # closes an archive
+_OCTAL_LIMIT = 8**11
+_FLUSH = 1 << 20  # bytes collected before they are handed to the file
+_MTIME = 946684800  # 2000-01-01: some tools warn of 1970
+
+
+def _template(kind: bytes) -> tuple[bytes, bytes, int]:
+    """What surrounds name and size in a header of ours, and the sum of its bytes."""
+    before = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
+    after = (
+        b"%011o\0" % _MTIME,
+        b"        ",
+        kind,
+        bytes(100),
+        b"ustar\x0000",
+        bytes(32 + 32),
+        b"0000000\0" * 2,
+    )
+    tail = b"".join(after)
+    return before, tail, sum(before) + sum(tail)
+
+
+_REGULAR = _template(b"0")
+_PAX = _template(b"x")
+
+
+def _header(
+    name: bytes, size: int, prefix: bytes = b"", template: tuple[bytes, bytes, int] = _REGULAR
+) -> bytes:
+    before, tail, base = template
+    digits = b"%011o\0" % size
+    total = base + sum(name) + sum(digits) + sum(prefix)
+    # tail: mtime 12, checksum 8, type …
+    return b"".join(
+        (name.ljust(100, b"\0"), before, digits, tail[:12], b"%06o\0 " % total, tail[20:], prefix)
+    ).ljust(BLOCK, b"\0")
+
+
+def headers_for(name: bytes, size: int) -> bytes:
+    """All header blocks of one member: one, or a pax record and one where the name or the size needs it."""
+    if not name or b"\0" in name:
+        raise ValueError(f"a member's name can be neither empty nor hold a NUL byte: {name!r}")
+    records = b""
+    prefix = b""
+    if len(name) > 100:
+        cut = name.rfind(b"/", 0, 156)
+        if cut > 0 and 0 < len(name) - cut - 1 <= 100:
+            prefix, name = name[:cut], name[cut + 1 :]
+        else:
+            records += _record(b"path", name)
+            name = name[-100:]
+    if size >= _OCTAL_LIMIT:
+        records += _record(b"size", b"%d" % size)
+        size = 0
+    header = _header(name, size, prefix)
+    if not records:
+        return header
+    return _header(b"././@PaxHeader", len(records), template=_PAX) + records + padding(len(records)) + header
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body) + 1
+    while length != len(body) + len(str(length)):
+        length = len(body) + len(str(length))
+    return b"%d" % length + body
+
+
+def padding(size: int) -> bytes:
+    """The zero bytes that follow a payload of `size` bytes."""
+    return bytes(-size % BLOCK)
+
+
+class TarWriter:
+    """Append members to a binary file object; tells where each payload went, and the sum of all bytes.
+
+    `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive. Memory:
+    about one MiB, and the member at hand. `close` writes the end of the archive and leaves the file open.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._pending = bytearray()
+        self.size = 0
+        self.checksum = 1  # adler32 of nothing
+
+    def add(self, name: bytes, data: bytes | bytearray | memoryview) -> tuple[int, int]:
+        """Write one regular file; returns (offset of its last header, offset of its payload)."""
+        header = headers_for(name, len(data))
+        offset = self.size + len(header)
+        self._put(header)
+        self._put(data)
+        self._put(padding(len(data)))
+        return offset - BLOCK, offset
+
+    def _put(self, data: bytes | bytearray | memoryview) -> None:
+        self.size += len(data)
+        if len(data) >= _FLUSH:
+            self._flush()
+            self._write(data)
+            return
+        self._pending += data
+        if len(self._pending) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._write(self._pending)
+            self._pending = bytearray()
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self.checksum = zlib.adler32(data, self.checksum)
+        rest: Any = memoryview(data)
+        while len(rest):  # an unbuffered file may take less than it was given
+            written = self._file.write(rest)
+            rest = rest[len(rest) if written is None else written :]
+
+    def close(self) -> None:
+        """Write the two zero blocks that end an archive, and hand all bytes to the file."""
+        self._put(END)
+        self._flush()
