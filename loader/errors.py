@@ -31,6 +31,10 @@ class StaleIndex(BadIndex):
     """An index that describes another state of its tar."""
 
 
+class UnknownIndexVersion(BadIndex):
+    """An index of a later version of the format: it is neither read nor overwritten."""
+
+
 class BadSample(ShardflowError, ValueError):
     """A sample whose bytes cannot be decoded: names shard, key, extension and the decoder's own reason."""
 

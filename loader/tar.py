@@ -142,6 +142,10 @@ class Walk:
         if self.found.names or self.skipped:
             yield self._flush(self.at)
 
+    def release(self) -> None:
+        """Let go of the buffer, so that a map can be closed."""
+        self.rows = np.empty((0, BLOCK), np.uint8)
+
     def _flush(self, end: int) -> Batch:
         found, self.found = self.found, _Found()
         skipped, self.skipped = self.skipped, []
@@ -509,8 +513,9 @@ def padding(size: int) -> bytes:
 class TarWriter:
     """Append members to a binary file object; tells where each payload went, and the sum of all bytes.
 
-    `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive. Memory:
-    about one MiB, and the member at hand. `close` writes the end of the archive and leaves the file open.
+    `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
+    `first_block` and `last_header` are what an index remembers of it. Memory: about one MiB, and the member at
+    hand. `close` writes the end of the archive and leaves the file open.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -518,15 +523,20 @@ class TarWriter:
         self._pending = bytearray()
         self.size = 0
         self.checksum = 1  # adler32 of nothing
+        self.first_block = self.last_header = bytes(BLOCK)
+        self.last_header_at = 0
 
-    def add(self, name: bytes, data: bytes | bytearray | memoryview) -> tuple[int, int]:
-        """Write one regular file; returns (offset of its last header, offset of its payload)."""
+    def add(self, name: bytes, data: bytes | bytearray | memoryview) -> int:
+        """Write one regular file; returns the offset of its payload."""
         header = headers_for(name, len(data))
-        offset = self.size + len(header)
+        if self.size == 0:
+            self.first_block = header[:BLOCK]
         self._put(header)
+        offset = self.size
+        self.last_header, self.last_header_at = header[-BLOCK:], offset - BLOCK
         self._put(data)
         self._put(padding(len(data)))
-        return offset - BLOCK, offset
+        return offset
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:
         self.size += len(data)

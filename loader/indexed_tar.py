@@ -1,0 +1,413 @@
+"""One open tar with its index: members by name and number, samples decoded or as bytes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar, overload
+
+from loader import storage
+from loader.data_handler import Handler, handler_for, make_handlers
+from loader.errors import (
+    BadAddress,
+    BadSample,
+    CorruptMember,
+    ShardflowError,
+    StaleIndex,
+    TruncatedTar,
+    UnsafePickle,
+)
+from loader.index import Index
+from loader.indexing import build, ensure_index
+from loader.sample import clean_name
+from loader.storage import StorageOptions
+
+BACKENDS = ("mmap", "memory")
+
+Self = TypeVar("Self", bound="_Closing")
+
+
+class _Closing:
+    """Context manager over `close`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class IndexedTar(_Closing):
+    """The members of one tar, by number and by name, as bytes.
+
+    Members are those that belong to samples, in sample order (see `loader.sample`); what is left out is told by
+    ``index.skipped``. A missing or stale index is built when the tar is opened.
+
+    `path`: a local path, any fsspec address, or (``memory`` only) a binary file object. `backend`: ``"mmap"``
+    reads a local file in place; ``"memory"`` holds the whole tar in memory. `index`: an Index that is already
+    open. `index_root`: where indexes lie if not beside their tars. `grouping` and `require_end`: see
+    `loader.sample` and `loader.tar`. `verify`: compare each member with the CRC-32 in the index, where there is
+    one; CorruptMember if it differs.
+
+    Threads may share one, and it works after a fork. A pickle holds the arguments alone, and opens the tar
+    again when it is loaded. Raises FileNotFoundError, BadAddress, BadTar, BadIndex.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | BinaryIO,
+        backend: str = "mmap",
+        storage_options: StorageOptions | None = None,
+        *,
+        index: Index | None = None,
+        index_root: str | None = None,
+        grouping: str = "auto",
+        require_end: bool = True,
+        verify: bool = False,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend is {backend!r}: one of {', '.join(BACKENDS)} was expected")
+        self._arguments: dict[str, Any] = {
+            "backend": backend,
+            "storage_options": storage_options,
+            "index_root": index_root,
+            "grouping": grouping,
+            "require_end": require_end,
+            "verify": verify,
+        }
+        self._verify = verify
+        self._buffer: bytes | mmap.mmap | None = None
+        if isinstance(path, (str, os.PathLike)):
+            self.path = storage.normalise(path)
+            self.index = self._open(backend, storage_options, index)
+        else:
+            self.path = str(getattr(path, "name", "<stream>"))
+            self._arguments = {}
+            if backend != "memory":
+                raise BadAddress('a file object can\'t be mapped: say backend="memory"')
+            self._buffer = path.read()
+            self.index = index or Index(
+                build(self._buffer, self.path, False, grouping, require_end), self.path
+            )
+        if len(self.buffer) != self.index.tar_size:
+            raise StaleIndex(f"{self.path}: {len(self.buffer)} bytes, the index knows {self.index.tar_size}")
+
+    def _open(self, backend: str, storage_options: StorageOptions | None, index: Index | None) -> Index:
+        local = storage.is_local(self.path)
+        if backend == "mmap" and not local:
+            raise BadAddress(
+                f'{self.path} is not on this machine, and can\'t be mapped: say backend="memory" to read it whole, '
+                "or copy it here first"
+            )
+        arguments = self._arguments
+        if backend == "memory":
+            self._buffer = storage.read_bytes(self.path, storage_options)
+        if index is None:
+            index, _ = ensure_index(
+                self.path,
+                storage_options,
+                index_root=arguments["index_root"],
+                checksum=False,
+                grouping=arguments["grouping"],
+                require_end=arguments["require_end"],
+            )
+        if backend == "mmap":
+            with open(storage.local_path(self.path), "rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise TruncatedTar(f"{self.path}: a file of zero bytes is no tar: write it again")
+                self._buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return index
+
+    def __reduce__(self) -> tuple[Callable[..., IndexedTar], tuple[str, dict[str, Any]]]:
+        if not self._arguments:
+            raise TypeError(f"{self!r} was made from a file object, which can't be opened again elsewhere")
+        return _reopen, (self.path, self._arguments)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._buffer is None else f"{len(self)} members"
+        return f"<{type(self).__name__} {self.path}: {state}>"
+
+    @property
+    def buffer(self) -> bytes | mmap.mmap:
+        """The whole tar, read-only; ValueError once closed."""
+        if self._buffer is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tar."""
+        return self.index.tar_size
+
+    @property
+    def checksum(self) -> int:
+        """adler32 of the tar: from the index where it is known, else of the bytes."""
+        if self.index.checksum is None:
+            view, total = memoryview(self.buffer), 1
+            for start in range(0, len(view), 8 << 20):
+                total = zlib.adler32(view[start : start + (8 << 20)], total)
+            view.release()
+            self.index.checksum = total
+        return self.index.checksum
+
+    def __len__(self) -> int:
+        return self.index.num_members
+
+    def names(self) -> list[str]:
+        """The names of all members, cleaned of a leading ``/`` or ``./``."""
+        return [self.index.member_name(i) for i in range(len(self))]
+
+    def name(self, i: int) -> str:
+        """The name of member `i`."""
+        return self.index.member_name(_place(i, len(self), self.path, "member"))
+
+    def by_index(self, i: int) -> bytes:
+        """The bytes of member `i`; IndexError if there is none."""
+        return self.read(_place(i, len(self), self.path, "member"))
+
+    def by_name(self, name: str) -> bytes:
+        """The bytes of the member `name`; KeyError if there is none."""
+        try:
+            return self.read(self.index.find_name(clean_name(name)))
+        except KeyError:
+            raise KeyError(f"{self.path} holds no member {name!r}") from None
+
+    def read(self, member: int) -> bytes:
+        """The bytes of member ``0 <= member < len(self)``; CorruptMember where `verify` finds them changed."""
+        index, buffer = self.index, self._buffer
+        start = index.offset[member]
+        end = start + index.size[member]
+        if buffer is None or end > index.tar_size:
+            buffer, (start, end) = self.buffer, index.span(member)  # one of them says what is wrong
+        data = buffer[start:end]
+        if self._verify and self.index.crc32 is not None and zlib.crc32(data) != self.index.crc32[member]:
+            raise CorruptMember(
+                f"{self.path}: member {self.index.member_name(member)!r} at byte {start}: its bytes have changed "
+                "since it was indexed: fetch or write the tar again"
+            )
+        return data
+
+    @overload
+    def __getitem__(self, which: int | str) -> tuple[str, bytes]: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[tuple[str, bytes]]: ...
+    def __getitem__(self, which: int | str | slice) -> tuple[str, bytes] | list[tuple[str, bytes]]:
+        if isinstance(which, slice):
+            return [self[i] for i in range(*which.indices(len(self)))]
+        if isinstance(which, str):
+            return clean_name(which), self.by_name(which)
+        member = _place(which, len(self), self.path, "member")
+        return self.index.member_name(member), self.read(member)
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        for member in range(len(self)):
+            yield self.index.member_name(member), self.read(member)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        try:
+            self.index.find_name(clean_name(name))
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the tar; reading it after this raises ValueError."""
+        buffer, self._buffer = self._buffer, None
+        if isinstance(buffer, mmap.mmap):
+            buffer.close()
+
+
+def _reopen(path: str, arguments: dict[str, Any]) -> IndexedTar:
+    return IndexedTar(path, **arguments)
+
+
+def _place(i: int, length: int, path: str, what: str) -> int:
+    """A number that may count from the end → one that counts from the start; IndexError outside."""
+    place = i + length if i < 0 else i
+    if not 0 <= place < length:
+        raise IndexError(f"{path} has {length} {what}s: there is no {what} {i}")
+    return place
+
+
+class IndexedTarSamples(_Closing):
+    """The samples of one tar: ``samples[i]`` → ``{"__key__": …, ".jpg": …, ".json": …}``.
+
+    One entry for each extension (lower case); several members of one extension give a list, in the order of
+    their numbers, one gives the value itself.
+
+    `handlers` add to or replace `data_handler.default_handlers` for this object alone. `extensions`: read only
+    these members (``[".txt"]`` never touches a picture). `decode=False` gives bytes. `allow_pickle`: let
+    ``.pickle`` and object arrays load, which runs code from the tar. Other arguments as for `IndexedTar`.
+
+    BadSample, naming shard, key and extension, for what can't be decoded.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | BinaryIO | IndexedTar,
+        handlers: Mapping[str, Handler] | None = None,
+        extensions: Sequence[str] | None = None,
+        backend: str = "mmap",
+        storage_options: StorageOptions | None = None,
+        *,
+        decode: bool = True,
+        allow_pickle: bool = False,
+        **arguments: Any,
+    ) -> None:
+        if isinstance(extensions, str):
+            raise ValueError(
+                f"extensions is the text {extensions!r}: a list such as [{extensions!r}] was expected"
+            )
+        self._arguments = (handlers, extensions, decode, allow_pickle)
+        self.tar = (
+            path if isinstance(path, IndexedTar) else IndexedTar(path, backend, storage_options, **arguments)
+        )
+        self.decode = decode
+        self.handlers = make_handlers(handlers, allow_pickle=allow_pickle)
+        self.index = self.tar.index
+        self.selected = None if extensions is None else tuple(_dotted(e) for e in extensions)
+        table = self.index.extensions
+        # extension number → (extension, handler), None where it isn't wanted: looked up once, not a sample
+        self._wanted: list[tuple[str, Handler] | None] = [
+            (extension, handler_for(extension, self.handlers))
+            if self.selected is None or extension in self.selected
+            else None
+            for extension in table
+        ]
+
+    def __reduce__(self) -> tuple[Callable[..., IndexedTarSamples], tuple[Any, ...]]:
+        return _reopen_samples, (self.tar, *self._arguments)
+
+    @property
+    def path(self) -> str:
+        """The address of the tar."""
+        return self.tar.path
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions that occur in the tar and are read, in the order of their first appearance."""
+        return tuple(entry[0] for entry in self._wanted if entry is not None)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return self.index.num_samples
+
+    def __len__(self) -> int:
+        return self.index.num_samples
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {len(self)} samples of {', '.join(self.extensions)}>"
+
+    def key(self, i: int) -> str:
+        """The key of sample `i`."""
+        return self.index.key(_place(i, len(self), self.path, "sample"))
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all samples, in order."""
+        return (self.index.key(i) for i in range(len(self)))
+
+    def find(self, key: str) -> int:
+        """The number of the sample with that key; KeyError if there is none. Looks at every key."""
+        for i, candidate in enumerate(self.keys()):
+            if candidate == key:
+                return i
+        raise KeyError(f"{self.path} holds no sample {key!r}")
+
+    def members(self, i: int) -> list[tuple[str, str, bytes]]:
+        """(name, extension, bytes) of the wanted members of a sample: its own first, then images by number."""
+        index, found = self.index, []
+        for member in index.members(_place(i, len(self), self.path, "sample")):
+            index.member_extension(member)  # checked here
+            entry = self._wanted[index.extension[member]]
+            if entry is not None:
+                found.append((index.member_name(member), entry[0], self.tar.read(member)))
+        return found
+
+    def raw(self, i: int) -> dict[str, Any]:
+        """Sample `i` with the bytes of its members."""
+        return self._sample(_place(i, len(self), self.path, "sample"), decode=False)
+
+    def decoded(self, i: int) -> dict[str, Any]:
+        """Sample `i` with the values that the handlers make."""
+        return self._sample(_place(i, len(self), self.path, "sample"), decode=True)
+
+    def _sample(self, i: int, decode: bool) -> dict[str, Any]:
+        # The hot path: one look-up of each array, and one slice, for each member.
+        index, read, wanted = self.index, self.tar.read, self._wanted
+        codes = index.extension
+        members = index.members(i)
+        at = index.name_begin[members[0]]
+        sample: dict[str, Any] = {
+            "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
+        }
+        lists: tuple[str, ...] = ()
+        for member in members:
+            code = codes[member]
+            entry = wanted[code] if code < len(wanted) else index.member_extension(member) and None
+            if entry is None:
+                continue
+            extension, handler = entry
+            value: Any = read(member)
+            if decode:
+                value = self._decode(handler, value, i, member)
+            if extension not in sample:
+                sample[extension] = value
+            elif extension in lists:
+                sample[extension].append(value)
+            else:
+                sample[extension] = [sample[extension], value]
+                lists = (*lists, extension)
+        return sample
+
+    def _decode(self, handler: Handler, data: bytes, i: int, member: int) -> Any:
+        try:
+            return handler(data)
+        except UnsafePickle as error:
+            raise UnsafePickle(f"{self._whose(i, member)}: {error}") from error
+        except Exception as error:
+            # A handler, perhaps the caller's own, may raise anything: which sample it was is known here alone.
+            reason = str(error) if isinstance(error, ShardflowError) else f"{type(error).__name__}: {error}"
+            raise BadSample(f"{self._whose(i, member)}: {reason}") from error
+
+    def _whose(self, i: int, member: int) -> str:
+        start, _ = self.index.span(member)
+        return f"{self.path}: sample {self.index.key(i)!r}, member {self.index.member_name(member)!r} at byte {start}"
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, which: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(which, slice):
+            return [self._sample(i, self.decode) for i in range(*which.indices(len(self)))]
+        return self._sample(_place(which, len(self), self.path, "sample"), self.decode)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for i in range(len(self)):
+            yield self._sample(i, self.decode)
+
+    def close(self) -> None:
+        """Let go of the tar."""
+        self.tar.close()
+
+
+def _reopen_samples(
+    tar: IndexedTar,
+    handlers: Mapping[str, Handler] | None,
+    extensions: Sequence[str] | None,
+    decode: bool,
+    allow_pickle: bool,
+) -> IndexedTarSamples:
+    return IndexedTarSamples(tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle)
+
+
+def _dotted(extension: str) -> str:
+    return (extension if extension.startswith(".") else "." + extension).lower()

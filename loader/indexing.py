@@ -1,0 +1,169 @@
+"""From a tar to its index: scan, build, publish, keep fresh."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+
+from loader import storage
+from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownIndexVersion
+from loader.index import Entries, Index, index_path, load_index, pack_entries
+from loader.sample import check_name, group
+from loader.storage import StorageOptions
+from loader.tar import BLOCK, Buffer, Walk, trailing_bytes
+
+logger = logging.getLogger(__name__)
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def scan(buffer: Buffer, shard: str, checksum: bool = True, require_end: bool = True) -> Entries:
+    """Walk a whole tar; with `checksum`, also its adler32 and each member's CRC-32, in the same pass.
+
+    The bytes are gone through once and in order, a few MiB at a time, so a cold file is read sequentially.
+    """
+    entries = Entries(crcs=[] if checksum else None, tar_size=len(buffer), first_header=buffer[:BLOCK])
+    total, done = 1, 0
+    view = memoryview(buffer)
+    walk = Walk(buffer, shard, require_end)
+    try:
+        for batch in walk:
+            entries.names += batch.names
+            entries.skipped += batch.skipped
+            offsets, sizes = batch.offsets.tolist(), batch.sizes.tolist()
+            entries.offsets += offsets
+            entries.sizes += sizes
+            if len(batch.headers):
+                entries.last_header_at = int(batch.headers[-1])
+            if entries.crcs is not None:
+                crc32 = zlib.crc32
+                entries.crcs += [crc32(view[at : at + size]) for at, size in zip(offsets, sizes, strict=True)]
+                total, done = zlib.adler32(view[done : batch.end], total), batch.end
+        entries.trailing = trailing_bytes(buffer, walk.at)
+        if checksum:
+            for start in range(done, len(buffer), 8 << 20):
+                total = zlib.adler32(view[start : start + (8 << 20)], total)
+            entries.checksum = total
+    finally:
+        walk.release()  # a view that is still held would keep a map from being closed
+        view.release()
+    at = entries.last_header_at
+    entries.last_header = buffer[at : at + BLOCK]
+    return entries
+
+
+def build(
+    buffer: Buffer, shard: str, checksum: bool = True, grouping: str = "auto", require_end: bool = True
+) -> bytes:
+    """The index of a tar that lies in `buffer`, as bytes; TruncatedTar or BadTar if it is none."""
+    entries = scan(buffer, shard, checksum, require_end)
+    names = [
+        check_name(name, shard, at - BLOCK) for name, at in zip(entries.names, entries.offsets, strict=True)
+    ]
+    try:
+        groups = group(names, grouping)
+    except ValueError as error:
+        raise BadTar(f"{shard}: {error}") from None
+    return pack_entries(entries, groups)
+
+
+@contextlib.contextmanager
+def tar_buffer(address: str, storage_options: StorageOptions | None = None) -> Iterator[Buffer]:
+    """A whole tar as a buffer: mapped where it is local, else by way of an unnamed temporary file."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(storage.open_read(address, storage_options))
+        if not storage.is_local(address):
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            while chunk := file.read(8 << 20):
+                copy.write(chunk)
+            copy.flush()
+            file = copy
+        if os.fstat(file.fileno()).st_size == 0:
+            raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
+        # Closed when the last reference goes: views may outlive this block in a traceback.
+        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def check_fresh(index: Index, address: str, storage_options: StorageOptions | None = None) -> None:
+    """StaleIndex unless `index` describes the tar as it is now: size, first and last header."""
+    size = storage.stat(address, storage_options).size
+    if size != index.tar_size:  # before any read that could go past the end
+        index.check_fresh(size, b"", lambda start, end: b"")
+    if size < BLOCK:
+        raise StaleIndex(f"{address}: {size} bytes are no tar")
+    index.check_fresh(
+        size,
+        storage.read_bytes(address, storage_options, 0, BLOCK),
+        lambda start, end: storage.read_bytes(address, storage_options, start, end),
+    )
+
+
+def find_fresh(
+    address: str, storage_options: StorageOptions | None = None, index_root: str | None = None
+) -> tuple[Index | None, str]:
+    """(the index of a tar, "fresh"), or (None, why it must be built).
+
+    FileNotFoundError if there is no tar; UnknownIndexVersion for an index that must not be overwritten.
+    """
+    where = index_path(address, index_root)
+    options = storage_options if index_root is None else None
+    try:
+        index = load_index(where, options)
+    except FileNotFoundError:
+        storage.stat(address, storage_options)
+        return None, "missing"
+    except UnknownIndexVersion:
+        raise
+    except BadIndex as error:
+        return None, str(error)
+    try:
+        check_fresh(index, address, storage_options)
+    except BadIndex as error:  # StaleIndex, or damage
+        return None, str(error)
+    return index, "fresh"
+
+
+def ensure_index(
+    address: str,
+    storage_options: StorageOptions | None = None,
+    *,
+    index_root: str | None = None,
+    checksum: bool = True,
+    grouping: str = "auto",
+    require_end: bool = True,
+) -> tuple[Index, bool]:
+    """The fresh index of a tar, and whether it had to be built.
+
+    A built index is published beside the tar, or under `index_root`. An index that lacks the checksum is built
+    again if `checksum` is asked for; so is one that was grouped by another rule than the one asked for. On a
+    read-only place a missing index is built in memory for this process alone; a stale one is an error.
+    """
+    index, reason = find_fresh(address, storage_options, index_root)
+    if index is not None:
+        wanted = grouping in ("auto", index.grouping)
+        if wanted and (not checksum or (index.checksum is not None and index.crc32 is not None)):
+            return index, False
+        reason = "missing its checksums" if wanted else f"grouped as {index.grouping}"
+    with tar_buffer(address, storage_options) as buffer:
+        data = build(buffer, address, checksum, grouping, require_end)
+    where = index_path(address, index_root)
+    try:
+        storage.write_bytes(where, data, storage_options if index_root is None else None)
+    except OSError as error:
+        if not isinstance(error, PermissionError) and error.errno not in _READ_ONLY:
+            raise
+        if reason != "missing":
+            raise StaleIndex(
+                f"{where}: {reason}, and the place is read-only: keep indexes elsewhere with index_root=…"
+            ) from error
+        logger.warning(
+            "%s can't be written (%s): built for this process alone; keep it with index_root=…", where, error
+        )
+        return Index(data, where), True
+    return load_index(where, storage_options if index_root is None else None), True

@@ -1,0 +1,287 @@
+"""Samples → shards: a tar and its index, written together, byte for byte the same for the same samples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from loader import storage
+from loader.index import Entries, index_path, pack_entries
+from loader.sample import group, split_name, why_no_sample
+from loader.storage import StorageOptions
+from loader.tar import BLOCK, TarWriter, headers_for
+
+Members = Sequence[tuple[str, bytes]]  # (what follows the key in the name: ".json", "-0.jpg"; bytes)
+
+_NUMBERED_KEY = re.compile(r"-(0|[1-9][0-9]*)\Z")
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One finished shard: what meta.json says of it. `path` is relative to the dataset's root."""
+
+    path: str
+    num_samples: int
+    size: int
+    checksum: int
+
+
+class Shard:
+    """One tar in the writing. `add` samples, then leave the context: tar first, index after it.
+
+    Nothing carries its final name before it is whole; an exception inside the context leaves nothing behind.
+    Raises ValueError for a sample that could not be read back as it was given (see `add`).
+    """
+
+    def __init__(self, address: str, storage_options: StorageOptions | None = None) -> None:
+        self.address = storage.normalise(address)
+        self._options = storage_options
+        self._stack = contextlib.ExitStack()
+        file: BinaryIO = self._stack.enter_context(storage.publish(self.address, storage_options))
+        self._tar = TarWriter(file)
+        self._entries = Entries()
+        self._names: list[str] = []
+        self._keys: set[str] = set()
+        self._numbered: str | None = None  # the first key with numbered members
+        self._ambiguous: str | None = None  # the first key that could be read as a numbered member
+        self.info: ShardInfo | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples so far."""
+        return len(self._keys)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tar so far; closing adds 1,024."""
+        return self._tar.size
+
+    def add(self, key: str, members: Members) -> None:
+        """Write one sample: all of it, or none if it is refused.
+
+        A key is unique in its shard and has no dot in its base name, since a name splits at its first dot. In a
+        shard that holds numbered members (``-0.jpg``), no key ends in a hyphen and a number.
+        """
+        names = [key + suffix for suffix, _ in members]
+        self._check(key, members, names)
+        for name, (_, data) in zip(names, members, strict=True):
+            encoded = name.encode("utf-8", "surrogateescape")
+            entries = self._entries
+            entries.offsets.append(self._tar.add(encoded, data))
+            entries.names.append(encoded)
+            entries.sizes.append(len(data))
+            if entries.crcs is not None:
+                entries.crcs.append(zlib.crc32(data))
+        self._names += names
+        self._keys.add(key)
+
+    def _check(self, key: str, members: Members, names: list[str]) -> None:
+        if not members:
+            raise ValueError(f"sample {key!r} has no members: give it at least one extension")
+        if key in self._keys:
+            raise ValueError(f"sample {key!r} comes twice in {self.address}: keys must be unique")
+        if len(set(names)) != len(names):
+            raise ValueError(f"sample {key!r} has two members of one name: {sorted(names)}")
+        for name, (suffix, _) in zip(names, members, strict=True):
+            stem = key if suffix.startswith(".") else key + suffix[: suffix.find(".")]
+            if (
+                split_name(name)[0] != stem
+                or why_no_sample(name)
+                or name[:1] == "/"
+                or ".." in name.split("/")
+            ):
+                raise ValueError(
+                    f"sample {key!r}: the name {name!r} would not be read back as key and extension. A key is "
+                    "relative, not hidden, holds no '..', and no dot in its last component: replace it, by '_' say"
+                )
+        numbered = any(suffix.startswith("-") for suffix, _ in members)
+        if numbered and "-" in key[key.rfind("/") + 1 :]:
+            raise ValueError(f"sample {key!r} has several members of one extension, which are numbered behind a "
+                             "hyphen: its key can hold none of its own. Replace it, by '_' say")  # fmt: skip
+        if numbered and [suffix for suffix, _ in members if suffix.startswith(".")] != [".json"]:
+            raise ValueError(f"sample {key!r} has several members of one extension: beside them it must have one "
+                             "'.json', and nothing else")  # fmt: skip
+        if self._numbered is None and numbered:
+            self._numbered = key
+        if self._ambiguous is None and _NUMBERED_KEY.search(key):
+            self._ambiguous = key
+        if self._numbered is not None and self._ambiguous is not None:
+            raise ValueError(
+                f"{self.address}: the key {self._ambiguous!r} looks like a numbered image, and sample "
+                f"{self._numbered!r} has some: replace the hyphen before the number, by '_' say"
+            )
+
+    def _finish(self) -> ShardInfo:
+        self._tar.close()
+        entries, tar = self._entries, self._tar
+        entries.tar_size, entries.checksum = tar.size, tar.checksum
+        entries.first_header, entries.last_header = tar.first_block, tar.last_header
+        entries.last_header_at = tar.last_header_at
+        groups = group(self._names)
+        if set(groups.keys) != self._keys:
+            odd = sorted(self._keys.symmetric_difference(groups.keys))[:4]
+            raise ValueError(
+                f"{self.address}: the keys {odd} would be taken for numbered images: rename them"
+            )
+        index = pack_entries(entries, groups)
+        self._stack.close()  # the tar appears
+        storage.write_bytes(index_path(self.address), index, self._options)
+        return ShardInfo(storage.name(self.address), self.num_samples, entries.tar_size, entries.checksum)
+
+    def __enter__(self) -> Shard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self.info = self._finish()
+            except BaseException as failure:
+                self._stack.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        else:
+            self._stack.__exit__(kind, error, trace)
+
+
+def write_shard(
+    address: str, samples: Iterable[tuple[str, Members]], storage_options: StorageOptions | None = None
+) -> ShardInfo:
+    """Write one whole shard: samples are (key, [(suffix, bytes), …]), suffix being ".json" or "-0.jpg"."""
+    with Shard(address, storage_options) as shard:
+        for key, members in samples:
+            shard.add(key, members)
+    if shard.info is None:
+        raise RuntimeError(f"{address} was left without being finished")
+    return shard.info
+
+
+class ShardWriter:
+    """Write samples into as many shards as the limits ask for. Use it as a context manager::
+
+        with ShardWriter("out", max_samples=1000) as writer:
+            writer.write({"__key__": "000000001", ".json": {"caption": "a cat"}, ".jpg": open("a.jpg", "rb").read()})
+
+    A value is bytes as they are, or text (UTF-8), or for ``.json`` anything that JSON holds, for ``.npy`` an
+    array. A list gives numbered members ``key-0.jpg``, ``key-1.jpg``; such a sample has a ``.json`` beside them.
+
+    `name` is the pattern of shard names, filled with 0, 1, 2, … from `start`. A shard is closed before it would
+    exceed `max_samples` or `max_bytes` (of the tar); a sample larger than that has a shard of its own. Without
+    a sample, no shard is written. Existing shards of the same name are replaced. `close` finishes the last
+    shard; an exception inside the context discards it and keeps those before. `shards` lists what is finished.
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        name: str = "shard-{:06d}.tar",
+        max_samples: int = 10_000,
+        max_bytes: int = 1 << 30,
+        storage_options: StorageOptions | None = None,
+        start: int = 0,
+    ) -> None:
+        if max_samples < 1 or max_bytes < 1:
+            raise ValueError(
+                f"max_samples={max_samples}, max_bytes={max_bytes}: at least 1 was expected of each"
+            )
+        if name.format(0) == name.format(1) or not name.format(0).endswith(".tar"):
+            raise ValueError(f"name is {name!r}: a pattern such as 'shard-{{:06d}}.tar' was expected")
+        self.root = storage.normalise(root)
+        self.shards: list[ShardInfo] = []
+        self._name = name
+        self._limits = max_samples, max_bytes
+        self._options = storage_options
+        self._next = start
+        self._shard: Shard | None = None
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample; ValueError or TypeError says what about it can't be written, and nothing is."""
+        key, members = encode_sample(sample)
+        max_samples, max_bytes = self._limits
+        if self._shard is not None and self._shard.num_samples > 0:
+            size = sum(
+                len(headers_for((key + s).encode(), len(d))) + len(d) + -len(d) % BLOCK for s, d in members
+            )
+            full = self._shard.num_samples >= max_samples or self._shard.size + size + 2 * BLOCK > max_bytes
+            if full:
+                self._close_shard()
+        if self._shard is None:
+            self._shard = Shard(storage.join(self.root, self._name.format(self._next)), self._options)
+            self._next += 1
+        self._shard.add(key, members)
+
+    def _close_shard(self, failure: BaseException | None = None) -> None:
+        shard, self._shard = self._shard, None
+        if shard is None:
+            return
+        if failure is not None or shard.num_samples == 0:
+            reason = failure or ValueError("no sample")
+            shard.__exit__(type(reason), reason, reason.__traceback__)
+            return
+        shard.__exit__(None, None, None)
+        if shard.info is not None:
+            relative = storage.relative(shard.address, self.root)
+            self.shards.append(
+                ShardInfo(relative, shard.info.num_samples, shard.info.size, shard.info.checksum)
+            )
+
+    def close(self) -> None:
+        """Finish the last shard."""
+        self._close_shard()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_shard(error)
+
+
+def encode_sample(sample: Mapping[str, Any]) -> tuple[str, list[tuple[str, bytes]]]:
+    """A sample as `ShardWriter.write` takes it → its key and members."""
+    key = sample.get("__key__")
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"a sample's '__key__' is {key!r}: a text was expected")
+    members: list[tuple[str, bytes]] = []
+    numbered: list[tuple[str, bytes]] = []
+    for extension, value in sample.items():
+        if extension == "__key__":
+            continue
+        dotted = extension if extension.startswith(".") else "." + extension
+        if isinstance(value, (list, tuple)) and dotted != ".json":
+            numbered += [(f"-{len(numbered) + i}{dotted}", encode(dotted, v)) for i, v in enumerate(value)]
+        else:
+            members.append((dotted, encode(dotted, value)))
+    return key, members + numbered
+
+
+def encode(extension: str, value: Any) -> bytes:
+    """A value → the bytes of a member of that extension; TypeError names what would have done."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if extension == ".json" or extension.endswith(".json"):
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"'{extension}': {error}: give what JSON can hold, or bytes") from None
+    if isinstance(value, str):
+        return value.encode()
+    if extension.endswith(".npy"):
+        import numpy as np
+
+        buffer = io.BytesIO()
+        np.save(buffer, value, allow_pickle=False)
+        return buffer.getvalue()
+    raise TypeError(
+        f"'{extension}' holds a {type(value).__name__}: give bytes or text (for .json also dicts and lists, for "
+        ".npy an array); pictures as the bytes of a file"
+    )
