@@ -351,7 +351,9 @@ class IndexedTarSamples(_Closing):
         lists: tuple[str, ...] = ()
         for member in members:
             code = codes[member]
-            entry = wanted[code] if code < len(wanted) else index.member_extension(member) and None
+            if code >= len(wanted):
+                index.member_extension(member)  # says what is wrong with it
+            entry = wanted[code]
             if entry is None:
                 continue
             extension, handler = entry
