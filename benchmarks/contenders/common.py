@@ -1,0 +1,115 @@
+"""What each contender's process shares: a stopwatch, memory as the kernel counts it, digests, one JSON line out.
+
+Standard library alone, so that it runs in the peers' environment and in ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+Args = Mapping[str, Any]
+Report = dict[str, Any]
+Contender = Callable[[Args], Report]
+
+
+class Stopwatch:
+    """Wall and CPU seconds (this process and its finished children) of a `with` block."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._cpu = _cpu_seconds()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self.cpu = _cpu_seconds() - self._cpu
+
+    def report(self, **more: object) -> Report:
+        return {"seconds": self.seconds, "cpu": self.cpu, **more}
+
+
+def _cpu_seconds() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def median_of(action: Callable[[], object], times: int) -> Report:
+    """Median wall and CPU seconds of one call, for actions too short to be timed once."""
+    walls, start = [], _cpu_seconds()
+    for _ in range(times):
+        before = time.perf_counter()
+        action()
+        walls.append(time.perf_counter() - before)
+    return {"seconds": statistics.median(walls), "cpu": (_cpu_seconds() - start) / times}
+
+
+def private_bytes() -> int:
+    """Memory that only this process holds (private clean and dirty pages), now."""
+    total = 0
+    with open("/proc/self/smaps_rollup") as file:
+        for line in file:
+            if line.startswith(("Private_Clean:", "Private_Dirty:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def peak_bytes() -> int:
+    """Largest resident set of this process, or of one of its finished children, so far."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+
+
+def digest_lines(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def digest_members(members: Iterable[tuple[str, int, int]]) -> Report:
+    """Digests of (name, payload offset, size) in order: of the names alone, and of everything."""
+    listed = list(members)
+    return {
+        "count": len(listed),
+        "names": digest_lines(name for name, _, _ in listed),
+        "offsets": digest_lines(f"{name}\t{offset}\t{size}" for name, offset, size in listed),
+    }
+
+
+def digest_samples(samples: Iterable[Mapping[str, bytes]]) -> str:
+    """Digest of samples given as {extension: bytes}, whatever the order and the dots of the extensions."""
+    total = hashlib.sha256()
+    for sample in samples:
+        for extension in sorted(sample, key=lambda name: name.lstrip(".")):
+            total.update(extension.lstrip(".").encode() + b"\0" + hashlib.sha256(sample[extension]).digest())
+    return total.hexdigest()[:16]
+
+
+def random_places(args: Args) -> list[tuple[int, int]]:
+    """`draws` places (tar, sample), each once, drawn over all tars alike for every contender."""
+    counts: list[int] = args["samples"]
+    places = [(tar, i) for tar, count in enumerate(counts) for i in range(count)]
+    random.Random(args["seed"]).shuffle(places)
+    return places[: args["draws"]]
+
+
+def main(contenders: Mapping[str, Contender]) -> None:
+    """`python FILE NAME '{"arguments": …}'` runs one contender and prints its report as one line of JSON."""
+    name, arguments = sys.argv[1], json.loads(sys.argv[2])
+    report = contenders[name](arguments)
+    # What libraries print of their own went to stdout before: the report is the last line.
+    sys.stdout.flush()
+    os.write(1, b"\n" + json.dumps(report).encode() + b"\n")

@@ -1,0 +1,160 @@
+"""Answers as a table for the terminal, as Markdown, and as JSON with machine, versions and commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from harness import HERE, PEERS_PYTHON, Answer, Cell
+
+RESULTS = os.path.join(HERE, "results")
+_OURS = ("shardflow", "numpy", "torch", "pillow", "fsspec")
+_PEERS = ("webdataset", "wids", "itar", "litdata", "mosaicml-streaming", "numpy", "torch", "pillow")
+_HEADINGS = ("against", "{unit}", "CPU s", "ratio", "spread", "target", "")
+
+
+def surroundings() -> dict[str, Any]:
+    """Machine, versions and commit: what one must know to judge a number."""
+    script = (
+        f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {_PEERS!r}}}))"
+    )
+    peers = subprocess.run([PEERS_PYTHON, "-c", script], capture_output=True, text=True)
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "uncommitted changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "kernel": platform.release(),
+        "load at start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "tar": subprocess.run(["tar", "--version"], capture_output=True, text=True).stdout.split("\n", 1)[0],
+        "ours": {name: _version(name) for name in _OURS},
+        "peers": json.loads(peers.stdout) if peers.returncode == 0 else {},
+    }
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", "-C", HERE, *command], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def rows(answer: Answer) -> list[tuple[str, ...]]:
+    """The table of one answer: a line for ours, then one a peer, then ours' limits."""
+    table = [(answer.ours, _number(answer.ours_value), f"{answer.ours_cpu:.3g}", "", "", "", "")]
+    table += [_row(cell) for cell in answer.cells]
+    for limit in answer.limits:
+        word = "met" if limit["met"] else "NOT MET"
+        value, most = (f"{_number(limit[key] / 1e6)} MB" for key in ("bytes", "limit"))
+        table.append((limit["title"], value, "", "", "", f"< {most}", word))
+    return table
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    extra = "".join(f" ({name} {size / 1e6:.0f} MB)" for name, size in cell.peer_extra.items())
+    target = "" if cell.target is None else "ahead" if cell.target == 1 else f"{cell.target:g} ×"
+    return (
+        cell.peer + extra,
+        _number(cell.peer_value),
+        f"{cell.peer_cpu:.3g}",
+        f"{_number(cell.ratio)} ×",
+        f"{_number(cell.low)} – {_number(cell.high)}",
+        target,
+        cell.verdict,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _headings(answer: Answer) -> tuple[str, ...]:
+    return tuple(heading.format(unit=answer.unit) for heading in _HEADINGS)
+
+
+def _foot(answer: Answer) -> str:
+    share = f"Other processes took {answer.others_cpu:.2f} of a core meanwhile."
+    return " ".join([part for part in (answer.note, share) if part] + [f"{p}." for p in answer.problems])
+
+
+def unmet(answers: Sequence[Answer]) -> list[str]:
+    """One line for each target that is not met."""
+    return [
+        f"{answer.title}: {row[0]}: {row[3] or row[1]}, target {row[5]}"
+        for answer in answers
+        for row in rows(answer)
+        if row[-1].startswith("NOT MET")
+    ]
+
+
+def text(answer: Answer) -> str:
+    table = [_headings(answer), *rows(answer)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [answer.title]
+    for row in table:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
+        lines.append("  " + "  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join([*lines, "  " + _foot(answer), ""])
+
+
+def markdown(answers: Sequence[Answer], around: dict[str, Any]) -> str:
+    parts = [
+        "# Benchmark results",
+        "",
+        "Written by `benchmarks/run.py`. A ratio above 1 says how many times as fast ours is; it is the median of",
+        "pairs that were run in turn, and its spread is their smallest and largest. Trust ratios over absolutes.",
+        "",
+    ]
+    for answer in answers:
+        parts += [f"## {answer.title}", "", _line(_headings(answer)), _line(["---"] + ["---:"] * 5 + ["---"])]
+        parts += [_line(row) for row in rows(answer)]
+        parts += ["", _foot(answer), ""]
+    parts += ["## Where", ""]
+    for name, value in around.items():
+        shown = (
+            ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
+        )
+        parts.append(f"- {name}: {shown}")
+    return "\n".join(parts) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def write(answers: Sequence[Answer], around: dict[str, Any], name: str) -> str:
+    """Write results/NAME.json and results/NAME.md; returns the path of the second."""
+    os.makedirs(RESULTS, exist_ok=True)
+    content = {"where": around, "answers": [answer.as_json() for answer in answers]}
+    path = os.path.join(RESULTS, name)
+    with open(path + ".json", "w") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    with open(path + ".md", "w") as file:
+        file.write(markdown(answers, around))
+    print(f"written: {path}.md and .json", file=sys.stderr)
+    return path + ".md"

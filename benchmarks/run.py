@@ -1,0 +1,58 @@
+"""Speed, shown: `python benchmarks/run.py index|open|random|pack|all [--quick]`.
+
+Makes the corpora where they aren't there yet (benchmarks/make_corpus.py), sets up the peers (benchmarks/setup.sh),
+measures ours against each peer in turn, prints a table for each question, and writes all of it to
+benchmarks/results/. Exit status 1 if a target is not met. benchmarks/README.md says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import report
+from harness import HERE, WORK, Answer, Question, ask
+from questions import Corpora, index_questions, open_questions, pack_questions, random_questions
+
+QUESTIONS: dict[str, Callable[[Corpora], list[Question]]] = {
+    "index": index_questions,
+    "open": open_questions,
+    "random": random_questions,
+    "pack": pack_questions,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="+", choices=[*QUESTIONS, "all"])
+    parser.add_argument("--quick", action="store_true", help="small corpora: under 5 minutes in all")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each pair is run (default 5)")
+    parser.add_argument(
+        "--no-save", action="store_true", help="print alone, leave benchmarks/results as it is"
+    )
+    args = parser.parse_args(argv)
+    os.makedirs(WORK, exist_ok=True)
+    subprocess.run([os.path.join(HERE, "setup.sh")], check=True, env={**os.environ, "PYTHON": sys.executable})
+    around = report.surroundings()
+    corpora = Corpora(quick=args.quick)
+    answers: list[Answer] = []
+    for name in QUESTIONS if "all" in args.what else args.what:
+        for question in QUESTIONS[name](corpora):
+            answers.append(ask(question, args.rounds))
+            print(report.text(answers[-1]), flush=True)
+    if not args.no_save:
+        name = "all" if "all" in args.what else "-".join(args.what)
+        report.write(answers, around, f"quick-{name}" if args.quick else name)
+    unmet = report.unmet(answers)
+    for line in unmet:
+        print("NOT MET:", line)
+    return 1 if unmet else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
