@@ -103,7 +103,7 @@ def console(stream: TextIO) -> Console:
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     terminal = stream.isatty()
-    return Console(file=stream, highlight=False, markup=False, emoji=False, width=None if terminal else _WIDE,
+    return _Console(file=stream, highlight=False, markup=False, emoji=False, width=None if terminal else _WIDE,
                    soft_wrap=not terminal, force_terminal=None if terminal else False)  # fmt: skip
 
 
