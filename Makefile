@@ -1,0 +1,65 @@
+# Two commands do everything on a fresh machine:
+#   make demo    sets up, packs real photographs, reads them back in training order, shows the result
+#   make test    sets up, runs all checks and tests
+# Others: make test-quick · lint · format · bench · bench-quick · clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= demo-out
+# Neither prompts nor telemetry nor noise from anything that is started here.
+export DO_NOT_TRACK = 1
+export PREFECT_SERVER_ANALYTICS_ENABLED = false
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test test-quick lint format bench bench-quick clean
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or later is needed; '$(PYTHON)' is none. Say which: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing python3-venv (as root, with apt-get)"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; \
+	  else echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; fi; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV) for the demo (Prefect, PyTorch, photographs): some minutes on a first run"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV) with everything that the tests need: some minutes on a first run"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@$(BIN)/shardflow demo $(OUT)
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py all
+
+bench-quick: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py all --quick
+
+clean:
+	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
