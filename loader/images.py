@@ -1,0 +1,327 @@
+"""Picture bytes → what a person sees, as RGB: the one place where that is decided.
+
+- EXIF orientation is applied (of JPEG, PNG and WebP; Pillow itself applies TIFF's).
+- Transparency, however it is stored, is composited on white.
+- 16-bit grey is scaled to 8 bits, not clipped. 32-bit grey: see `_grey`.
+- CMYK becomes RGB by Pillow's plain formula, and Adobe's inverted CMYK JPEG comes out right. Colour profiles
+  are not applied; the profile of an RGB picture stays in ``info["icc_profile"]``.
+- Of an animation, the first frame.
+
+A file is recognised by its first bytes, never by its name, and only by the formats listed here: Pillow knows
+others that start foreign programs (PostScript). All pixels are decoded at once, so a file that was cut short
+raises here and not in the middle of training. The limit on pixels is `max_pixels`, not Pillow's process-wide
+one (which still bounds WebP, at twice ``Image.MAX_IMAGE_PIXELS``). Nothing here keeps state or changes
+Pillow's; threads and forked or spawned processes may call everything freely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import struct
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile
+
+from loader.errors import BadSample
+
+Data = bytes | memoryview
+Pixels = npt.NDArray[np.uint8]
+
+# Twice Pillow's own limit for its warning, which is where Pillow too refuses: 537 MB as RGB.
+MAX_PIXELS = 178_956_970
+
+_PLUGINS = {
+    ".jpg": ("JpegImagePlugin", "JpegImageFile"),
+    ".png": ("PngImagePlugin", "PngImageFile"),
+    ".webp": ("WebPImagePlugin", "WebPImageFile"),
+    ".gif": ("GifImagePlugin", "GifImageFile"),
+    ".bmp": ("BmpImagePlugin", "BmpImageFile"),
+    ".tiff": ("TiffImagePlugin", "TiffImageFile"),
+    ".jp2": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
+    ".avif": ("AvifImagePlugin", "AvifImageFile"),  # from Pillow 11.3 on
+}
+_SIGNATURES = (
+    (0, b"\xff\xd8\xff", ".jpg"),
+    (0, b"\x89PNG\r\n\x1a\n", ".png"),
+    (8, b"WEBP", ".webp"),
+    (0, b"GIF8", ".gif"),
+    (0, b"BM", ".bmp"),
+    (0, b"II*\0", ".tiff"),
+    (0, b"MM\0*", ".tiff"),
+    (0, b"II+\0", ".tiff"),  # BigTIFF
+    (0, b"MM\0+", ".tiff"),
+    (0, b"\0\0\0\x0cjP  \r\n\x87\n", ".jp2"),
+    (4, b"ftypavif", ".avif"),
+    (4, b"ftypavis", ".avif"),
+)
+_WARN_OF_SIZE = (".tiff", ".gif")  # Pillow does, while it opens these
+_RGB_PROFILE_MODES = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA")
+
+# EXIF orientation (EXIF 2.3, tag 0x0112) → what turns the stored picture into the seen one.
+_TURN_IMAGE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_TURN_PIXELS: dict[int, Callable[[Pixels], Pixels]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
+}
+
+# JPEG markers: frames of other kinds, restarts, start, end, and pixels with no frame before them.
+_NO_PLAIN_JPEG = frozenset((*range(0xC5, 0xCC), *range(0xCD, 0xDB)))
+
+
+def image_extension(data: Data) -> str | None:
+    """The true format by the first bytes: one of ``.jpg .png .webp .gif .bmp .tiff .jp2 .avif``, or None."""
+    head = bytes(data[:16])
+    for offset, signature, extension in _SIGNATURES:
+        if head.startswith(signature, offset):
+            # A WAV or AVI file is RIFF too, and four letters alone at byte 8 prove nothing.
+            return extension if extension != ".webp" or head.startswith(b"RIFF") else None
+    return None
+
+
+def decode_image(data: Data, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture as an RGB image, all pixels decoded. BadSample with the decoder's reason otherwise."""
+    image = _load(data, max_pixels)
+    with _as_bad_sample(f"no readable picture of mode {image.mode}"):
+        return _strip(_seen(image), image)
+
+
+def decode_array(data: Data, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """The picture as a writable, contiguous uint8 array, height × width × RGB.
+
+    Plain JPEGs go through simplejpeg where it is installed (extra ``fast``), everything else, and whatever it
+    refuses, through `decode_image`: the same pictures are good or bad with both, and the pixels differ by no
+    more than two JPEG decoders do.
+    """
+    decoder = _simplejpeg()
+    header = _jpeg_header(data) if decoder else None
+    if decoder and header and header.width * header.height <= max_pixels:
+        # simplejpeg is strict: it raises for damage that Pillow may or may not shrug off. Pillow decides.
+        with contextlib.suppress(ValueError):
+            pixels = cast(Pixels, decoder.decode_jpeg(data, colorspace="RGB"))
+            turn = _TURN_PIXELS.get(header.orientation)
+            return np.ascontiguousarray(turn(pixels)) if turn else pixels
+    return np.array(decode_image(data, max_pixels))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A new RGB image of what a person sees in `image`, which is left as it was.
+
+    An orientation is read from ``image.info["exif"]``, where Pillow leaves it when it opens a file; the result
+    carries none, so applying it twice does no harm.
+    """
+    with _as_bad_sample(f"no readable picture of mode {image.mode}"):
+        image.load()
+        seen = _seen(image)
+        return _strip(image.copy() if seen is image else seen, image)
+
+
+def exif_orientation(exif: bytes) -> int:
+    """1 to 8, from EXIF bytes with or without their ``Exif`` prefix; 1 (as stored) where absent or malformed.
+
+    Pillow's own reader parses every tag, and warns or raises where any of them is damaged.
+    """
+    tiff = exif[6:] if exif.startswith(b"Exif\0\0") else exif
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, start)
+        for entry in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
+            if tag == 0x0112:
+                # SHORT by the standard; some cameras write BYTE or LONG.
+                code = {1: "B", 3: "H", 4: "I"}.get(kind)
+                value = struct.unpack_from(f"{order}{code}", tiff, entry + 8)[0] if code else 1
+                return value if 1 <= value <= 8 else 1
+    except struct.error:  # the block ends before what it announces
+        pass
+    return 1
+
+
+def _load(data: Data, max_pixels: int) -> ImageFile.ImageFile:
+    """The picture as stored, all pixels decoded."""
+    extension = image_extension(data)
+    if extension is None:
+        raise BadSample(
+            f"no picture ({len(data):,} bytes that start with {bytes(data[:12])!r}): "
+            f"expected one of {' '.join(_PLUGINS)}"
+        )
+    with _as_bad_sample(f"no readable picture, though it starts as {extension}"):
+        # Warnings are silenced only where it must be: doing so changes a list of the whole process, and makes
+        # Python show again what it has shown once.
+        if extension in _WARN_OF_SIZE:
+            with _quiet():
+                return _decode(data, extension, max_pixels)
+        try:
+            return _decode(data, extension, max_pixels)
+        except Warning:  # a caller that turns warnings into errors doesn't mean damaged EXIF
+            with _quiet():
+                return _decode(data, extension, max_pixels)
+
+
+def _decode(data: Data, extension: str, max_pixels: int) -> ImageFile.ImageFile:
+    # Not Image.open, which warns of size for every format, by a process-wide limit.
+    image = _plugin(extension)(io.BytesIO(data))
+    width, height = image.size
+    if width * height > max_pixels:
+        raise BadSample(
+            f"a picture of {width:,} × {height:,} = {width * height:,} pixels, the limit is {max_pixels:,}: "
+            "if it is meant, pass a handler with a higher one, e.g. "
+            "functools.partial(loader.images.decode_image, max_pixels=…)"
+        )
+    _scale_key(image)
+    image.load()
+    return image
+
+
+def _scale_key(image: ImageFile.ImageFile) -> None:
+    """Pillow widens the pixels of a 2- or 4-bit grey PNG to 8 bits, but not the value that is transparent."""
+    key = image.info.get("transparency")
+    if image.mode == "L" and isinstance(key, int) and image.tile:
+        image.info["transparency"] = key * {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _plugin(extension: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
+    module, name = _PLUGINS[extension]
+    return cast(
+        Callable[[io.BytesIO], ImageFile.ImageFile], getattr(importlib.import_module(f"PIL.{module}"), name)
+    )
+
+
+@contextlib.contextmanager
+def _as_bad_sample(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (BadSample, MemoryError):
+        raise
+    except Exception as error:  # a decoder fed with arbitrary bytes raises nearly anything
+        raise BadSample(f"{what}: {str(error) or type(error).__name__}") from error
+
+
+def _seen(image: Image.Image) -> Image.Image:
+    """RGB, upright; `image` itself where it is both already."""
+    exif = image.info.get("exif")
+    turn = _TURN_IMAGE.get(exif_orientation(exif)) if isinstance(exif, bytes) else None
+    rgb = _opaque(image)
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _strip(rgb: Image.Image, source: Image.Image) -> Image.Image:
+    """`rgb` without metadata (small to pickle, no orientation left), but for a profile that still fits."""
+    profile = source.info.get("icc_profile") if source.mode in _RGB_PROFILE_MODES else None
+    rgb.info = {"icc_profile": profile} if profile else {}
+    return rgb
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(("I", "F")):
+        return _grey(image)
+    if image.has_transparency_data:
+        key = image.info.get("transparency")
+        if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+            # The transparent colour of a 16-bit PNG, whose pixels Pillow has reduced to 8 bits.
+            image = image.copy()
+            image.info["transparency"] = tuple(value >> 8 for value in key)
+        straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(straight, mask=straight)
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """Grey of 16 or 32 bits. Which value is white is not stored for 32 bits; the rule is the first that fits:
+
+    whole numbers: 65535 where all lie in 0…65535 (Pillow's ``I`` of a 16-bit PNG);
+    real numbers: 1 where all lie in 0…1, 255 in 0…255, 65535 in 0…65535;
+    both: otherwise the smallest value is black and the largest is white. NaN and −∞ are black, +∞ is white.
+    """
+    values = np.asarray(image)
+    if image.mode != "F" and values.min() >= 0 and values.max() <= 65535:
+        pixels = np.rint(np.arange(65536) / 257).astype(np.uint8)[values]
+    else:
+        pixels = _stretch(values.astype(np.float64), (1.0, 255.0, 65535.0) if image.mode == "F" else ())
+    key = image.info.get("transparency")
+    if isinstance(key, int):  # a 16-bit grey PNG names one value that is transparent
+        pixels[values == key] = 255
+    return Image.fromarray(pixels).convert("RGB")
+
+
+def _stretch(values: npt.NDArray[np.float64], whites: tuple[float, ...]) -> Pixels:
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    white = next((white for white in whites if low >= 0 and high <= white), high)
+    black = 0.0 if low >= 0 and white in whites else low
+    share = (np.clip(values, black, white) - black) / ((white - black) or 1.0)
+    return np.rint(np.nan_to_num(share, nan=0.0) * 255).astype(np.uint8)
+
+
+@functools.cache
+def _simplejpeg() -> types.ModuleType | None:
+    """The module if it is installed. Remembered, since a failing import searches the disk each time."""
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+class _JpegHeader(NamedTuple):
+    width: int
+    height: int
+    orientation: int
+
+
+def _jpeg_header(data: Data) -> _JpegHeader | None:
+    """Of a plain JPEG (8 bits, grey or three components, Huffman-coded); None for any other bytes.
+
+    Markers as in ITU-T T.81, annex B: 0xFF, the kind, and for all that come before the picture a 16-bit length
+    that counts itself.
+    """
+    if data[:3] != b"\xff\xd8\xff":
+        return None
+    orientation, exif_seen, at = 1, False, 2
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if kind == 0xFF:  # padding
+            at += 1
+            continue
+        if kind in (0xC0, 0xC1, 0xC2):  # baseline, extended, progressive
+            precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            plain = precision == 8 and components in (1, 3) and width > 0 and height > 0
+            return _JpegHeader(width, height, orientation) if plain else None
+        if not 0xC4 <= kind <= 0xFE or kind in _NO_PLAIN_JPEG:
+            return None
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        if kind == 0xE1 and not exif_seen and data[at + 4 : at + 10] == b"Exif\0\0":
+            orientation, exif_seen = exif_orientation(bytes(data[at + 4 : at + 2 + length])), True
+        at += 2 + length
+    return None
