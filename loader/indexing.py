@@ -10,6 +10,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from typing import Literal
 
 from loader import storage
 from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownIndexVersion
@@ -138,17 +139,43 @@ def ensure_index(
     grouping: str = "auto",
     require_end: bool = True,
 ) -> tuple[Index, bool]:
-    """The fresh index of a tar, and whether it had to be built.
+    """The fresh index of a tar, and whether it had to be built: `obtain_index`, with a warning if unsaved."""
+    index, state = obtain_index(
+        address,
+        storage_options,
+        index_root=index_root,
+        checksum=checksum,
+        grouping=grouping,
+        require_end=require_end,
+    )
+    if state == "unsaved":
+        logger.warning(
+            "%s can't be written: built for this process alone; keep it with index_root=…", index.where
+        )
+    return index, state != "fresh"
+
+
+def obtain_index(
+    address: str,
+    storage_options: StorageOptions | None = None,
+    *,
+    index_root: str | None = None,
+    checksum: bool = True,
+    grouping: str = "auto",
+    require_end: bool = True,
+) -> tuple[Index, Literal["fresh", "built", "unsaved"]]:
+    """The fresh index of a tar, and where it comes from.
 
     A built index is published beside the tar, or under `index_root`. An index that lacks the checksum is built
     again if `checksum` is asked for; so is one that was grouped by another rule than the one asked for. On a
-    read-only place a missing index is built in memory for this process alone; a stale one is an error.
+    read-only place a missing index is built in memory for this process alone ("unsaved"); a stale one is an
+    error.
     """
     index, reason = find_fresh(address, storage_options, index_root)
     if index is not None:
         wanted = grouping in ("auto", index.grouping)
         if wanted and (not checksum or (index.checksum is not None and index.crc32 is not None)):
-            return index, False
+            return index, "fresh"
         reason = "missing its checksums" if wanted else f"grouped as {index.grouping}"
     with tar_buffer(address, storage_options) as buffer:
         data = build(buffer, address, checksum, grouping, require_end)
@@ -162,8 +189,5 @@ def ensure_index(
             raise StaleIndex(
                 f"{where}: {reason}, and the place is read-only: keep indexes elsewhere with index_root=…"
             ) from error
-        logger.warning(
-            "%s can't be written (%s): built for this process alone; keep it with index_root=…", where, error
-        )
-        return Index(data, where), True
-    return load_index(where, storage_options if index_root is None else None), True
+        return Index(data, where), "unsaved"
+    return load_index(where, storage_options if index_root is None else None), "built"

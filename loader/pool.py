@@ -12,16 +12,20 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GRACE = 3.0  # seconds for children to end by themselves
+_ROUNDS = 3  # of fresh children for what a killed one left
 
 
 def processes(n_jobs: int, items: int) -> int:
@@ -32,8 +36,42 @@ def processes(n_jobs: int, items: int) -> int:
     return max(1, min(n_jobs or cores, items, cores))
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the block ends; what starts inside it never gets any."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unwind(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _call(function: Callable[..., Result], item: Any, arguments: tuple[Any, ...]) -> Result:
+    try:
+        return function(item, *arguments)
+    except SystemExit:  # of `_unwind`, most likely: what was half-written is removed by now
+        os._exit(128 + signal.SIGTERM)
+    except Exception as error:
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(error))
+        except Exception:  # noqa: BLE001 - one that can't travel would break the pool for all
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
+
+
+def _unnumbered(
+    numbered: tuple[int, Item], function: Callable[..., Result], arguments: tuple[Any, ...]
+) -> Result:
+    return function(numbered[1], *arguments)
+
+
 def _start_child(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _unwind)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
@@ -74,10 +112,11 @@ class Pool:
                 initializer=_start_child,
                 initargs=(os.getpid(),),
             )
-        futures: dict[Future[Result], Item] = {
-            self._executor.submit(function, item, *arguments): item for item in items
-        }
+        futures: dict[Future[Result], Item] = {}
         try:
+            with _interrupts_held():  # this starts the children
+                for item in items:
+                    futures[self._executor.submit(_call, function, item, arguments)] = item
             for future in as_completed(futures):
                 # pop: a result is held no longer than its consumer wants it
                 item = futures.pop(future)
@@ -92,18 +131,48 @@ class Pool:
             self.terminate()
             raise
 
+    def run_all(
+        self, function: Callable[..., Result], items: Sequence[Item], *arguments: Any
+    ) -> Iterator[tuple[Item, Result | Exception]]:
+        """Like `run`, but a killed child costs no more than the item that it worked on.
+
+        What is left is done again by fresh children, in the end one at a time, so that the item whose process
+        gets killed (for memory, most often) is known: its result is BrokenProcessPool. Call this for steps that
+        may be done twice.
+        """
+        left = dict(enumerate(items))
+        for _ in range(_ROUNDS):
+            try:
+                for (number, item), outcome in self.run(_unnumbered, list(left.items()), function, arguments):
+                    del left[number]
+                    yield item, outcome
+                return
+            except BrokenProcessPool:  # noqa: PERF203 - a round is no small step
+                continue
+        for item in left.values():
+            try:
+                yield from self.run(function, [item], *arguments)
+            except BrokenProcessPool:  # noqa: PERF203
+                yield item, BrokenProcessPool("the process that worked on it was killed: out of memory?")
+
     def terminate(self) -> None:
-        """Kill the children now; a later `run` starts new ones."""
+        """End the children now; a later `run` starts new ones.
+
+        They get a moment to remove what they have half-written.
+        """
         executor, self._executor = self._executor, None
         if executor is None:
             return
         children = list((getattr(executor, "_processes", None) or {}).values())
         executor.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + _GRACE
         for child in children:
             with contextlib.suppress(ProcessLookupError, ValueError):
-                child.kill()
+                child.terminate()
         for child in children:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                child.join(max(0.0, deadline - time.monotonic()))
+                child.kill()
                 child.join()
 
     def __enter__(self) -> Pool:
