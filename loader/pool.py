@@ -25,7 +25,6 @@ Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 3.0  # seconds for children to end by themselves
-_ROUNDS = 3  # of fresh children for what a killed one left
 
 
 def processes(n_jobs: int, items: int) -> int:
@@ -136,24 +135,27 @@ class Pool:
     ) -> Iterator[tuple[Item, Result | Exception]]:
         """Like `run`, but a killed child costs no more than the item that it worked on.
 
-        What is left is done again by fresh children, in the end one at a time, so that the item whose process
-        gets killed (for memory, most often) is known: its result is BrokenProcessPool. Call this for steps that
-        may be done twice.
+        What was under way when a child was killed (for memory, most often) is done again by fresh children, one
+        at a time at the end; an item that ends its process twice has BrokenProcessPool as its result. Call this
+        for steps that may be done twice.
         """
-        left = dict(enumerate(items))
-        for _ in range(_ROUNDS):
+        left, alone = dict(enumerate(items)), {}
+        while left:
             try:
                 for (number, item), outcome in self.run(_unnumbered, list(left.items()), function, arguments):
                     del left[number]
                     yield item, outcome
-                return
             except BrokenProcessPool:  # noqa: PERF203 - a round is no small step
-                continue
-        for item in left.values():
-            try:
-                yield from self.run(function, [item], *arguments)
-            except BrokenProcessPool:  # noqa: PERF203
-                yield item, BrokenProcessPool("the process that worked on it was killed: out of memory?")
+                # Items are handed out in order: one in work and one waiting for each child, and one more.
+                for number in list(left)[: 2 * self.n_jobs + 1]:
+                    alone[number] = left.pop(number)
+        for item in alone.values():
+            outcome = BrokenProcessPool("the process that worked on it was killed, twice: out of memory?")
+            for _ in range(2):
+                with contextlib.suppress(BrokenProcessPool):
+                    ((_, outcome),) = self.run(function, [item], *arguments)
+                    break
+            yield item, outcome
 
     def terminate(self) -> None:
         """End the children now; a later `run` starts new ones.
