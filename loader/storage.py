@@ -17,6 +17,7 @@ import os
 import posixpath
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -308,18 +309,26 @@ def remove(address: str, storage_options: StorageOptions | None = None) -> None:
         fs.rm_file(path)
 
 
-def sweep(root: str) -> list[str]:
+def sweep(root: str, older_than: float = 0.0) -> list[str]:
     """Remove what killed writers left under a local `root`; returns the removed paths.
 
-    Only call it while no other writer can be at work there (see `tasks.pack`, which holds a lock).
+    Only call it while no other writer can be at work there (see `tasks.pack`, which holds a lock), or leave what
+    was written to in the last `older_than` seconds alone.
     """
     if not is_local(root):
         return []
     removed = []
     for folder, _, files in os.walk(local_path(root)):
         for file in files:
-            if _TEMPORARY.match(file):
-                path = os.path.join(folder, file)
+            path = os.path.join(folder, file)
+            if _TEMPORARY.match(file) and (not older_than or time.time() - _changed(path) > older_than):
                 remove(path)
                 removed.append(path)
     return removed
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:  # its writer has just finished
+        return time.time()
