@@ -63,18 +63,31 @@ def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], stream: TextIO | None = None
 ) -> None:
     """Print a table; numbers stand right-aligned, texts are shown as they are (no markup) and harmless."""
+    stream = stream or sys.stdout
     body = [list(row) for row in rows]
     right = [bool(body) and all(_is_count(row[number]) for row in body) for number in range(len(columns))]
     shown = Table(
         *(Column(Text(name), justify="right" if side else "left", overflow="fold")
           for name, side in zip(columns, right, strict=True)),
-        title=Text(printable(title)) if title else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+        box=box.SIMPLE_HEAD if stream.isatty() else None,
+        padding=(0, 2, 0, 0),
     )  # fmt: skip
     for row in body:
         shown.add_row(*(Text(_cell(value)) for value in row))
-    console(stream or sys.stdout).print(shown)
+    screen = console(stream)
+    if title:
+        screen.print()
+        screen.print(Text(printable(title)))
+    screen.print(shown)
+
+
+def listing(title: str, lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Print a title and indented lines, harmless as in a table; for texts too long for its columns."""
+    screen = console(stream or sys.stdout)
+    screen.print()
+    screen.print(Text(printable(title)))
+    for line in lines:
+        screen.print(Text(f"  {printable(line)}"))
 
 
 def _is_count(value: object) -> bool:

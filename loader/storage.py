@@ -295,7 +295,9 @@ def _flush_folder(folder: str) -> None:
 def write_bytes(address: str, data: bytes, storage_options: StorageOptions | None = None) -> None:
     """Write a small file whole or not at all."""
     with publish(address, storage_options) as file:
-        file.write(data)
+        rest = memoryview(data)
+        while rest:  # an unbuffered file may take less than it is given: over 2 GiB, or as a disk fills up
+            rest = rest[file.write(rest) :]
 
 
 def remove(address: str, storage_options: StorageOptions | None = None) -> None:

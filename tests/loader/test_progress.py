@@ -191,8 +191,8 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
     found = [line.strip() for line in out.splitlines() if line.strip()]
     assert found[0] == r"Tars \x1b[31m"
-    assert re.split(r"\s{2,}", found[3]) == ["[bold]a[/bold].tar", "12,345", "1.00 MiB"]
-    assert re.split(r"\s{2,}", found[4]) == [r"b\n\x1b]0;title\x07.tar", "-", "12 bytes"]
+    assert re.split(r"\s{2,}", found[2]) == ["[bold]a[/bold].tar", "12,345", "1.00 MiB"]
+    assert re.split(r"\s{2,}", found[3]) == [r"b\n\x1b]0;title\x07.tar", "-", "12 bytes"]
 
 
 def test_a_piped_table_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]) -> None:
