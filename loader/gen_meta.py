@@ -1,0 +1,356 @@
+"""gen_meta: meta.json, meta_stats.json and the indexes of a folder of tars.
+
+Each tar is read once, for its index (with CRC-32s) and its adler32 together; a fresh index that already knows
+them is taken as it is. meta.json is what training trusts, so it is written when every tar is good, and left as
+it was when one is not: the indexes that were made stay, and a rerun goes straight to the bad ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loader import storage
+from loader.errors import BadIndex, BadMeta
+from loader.index import Index
+from loader.indexing import obtain_index
+from loader.meta import ShardMeta, meta_address, read_meta, write_meta
+from loader.pool import Pool, processes
+from loader.progress import command, complain, human_size, human_time, listing, progress, table
+from loader.storage import StorageOptions
+
+N_JOBS = 64  # at most this many processes, unless said otherwise
+_EXTENSIONS = 64  # kinds that are told apart in the statistics; the rest is summed up
+_OTHERS = "(others)"
+_ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
+_SHOWN = 20  # lines of failures, or of what was left out
+
+
+@dataclass(frozen=True, slots=True)
+class TarReport:
+    """What gen_meta found in one tar: small, and the same for every worker that finds it.
+
+    `path` is relative to the dataset. `index` says where the index came from ("fresh", "built", or "unsaved" on
+    a read-only place). `extensions` counts members; `skipped` maps a reason to its count and a few names.
+    """
+
+    path: str
+    num_samples: int
+    size: int
+    checksum: int
+    index: str
+    extensions: dict[str, int]
+    skipped: dict[str, tuple[int, list[str]]]
+
+
+@dataclass
+class Outcome:
+    """A finished gen_meta: reports by path; `failures` maps a path to what is wrong with it."""
+
+    root: str
+    meta: str
+    reports: dict[str, TarReport] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def written(self) -> bool:
+        """Whether meta.json was written: only if no tar failed."""
+        return not self.failures
+
+
+def gen_meta_one(
+    address: str,
+    root: str,
+    storage_options: StorageOptions | None = None,
+    index_root: str | None = None,
+    grouping: str = "auto",
+    require_end: bool = True,
+) -> TarReport:
+    """Index one tar under `root` if need be, and say what it holds. BadTar, BadIndex or OSError if it can't be."""
+    index, state = obtain_index(
+        address,
+        storage_options,
+        index_root=index_root,
+        checksum=True,
+        grouping=grouping,
+        require_end=require_end,
+    )
+    if index.checksum is None:  # `obtain_index` was asked for it
+        raise BadIndex(f"{index.where}: no checksum in it. Delete it, and it is built again")
+    return TarReport(
+        path=storage.relative(address, root),
+        num_samples=index.num_samples,
+        size=index.tar_size,
+        checksum=index.checksum,
+        index=state,
+        extensions=count_extensions(index),
+        skipped=_skipped(index),
+    )
+
+
+def _skipped(index: Index) -> dict[str, tuple[int, list[str]]]:
+    try:
+        return {
+            str(why): (int(entry["count"]), [str(name) for name in entry["names"]])
+            for why, entry in index.skipped.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadIndex(
+            f"{index.where}: damaged: its list of skipped members. Delete it, and it is built again"
+        ) from error
+
+
+def count_extensions(index: Index) -> dict[str, int]:
+    """Members by extension, the most frequent first."""
+    codes = np.frombuffer(index.extension, np.uint32)
+    if len(codes) and int(codes.max()) >= len(index.extensions):
+        raise BadIndex(
+            f"{index.where}: damaged: an extension it doesn't list. Delete it, and it is built again"
+        )
+    counts = np.bincount(codes, minlength=len(index.extensions)).tolist()
+    return _most_frequent(dict(zip(index.extensions, counts, strict=True)))
+
+
+def _most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
+    ranked = sorted(counts.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
+    rest = sum(count for _, count in ranked[_EXTENSIONS:])
+    return dict(ranked[:_EXTENSIONS]) | ({_OTHERS: rest} if rest else {})
+
+
+def list_tars(root: str, storage_options: StorageOptions | None = None) -> list[str]:
+    """Addresses of the tars under a dataset folder, sub-folders included; FileNotFoundError if there are none."""
+    root = storage.normalise(root)
+    found = storage.list_files(root, ".tar", storage_options)
+    if not found:
+        what = (
+            "there is no such folder" if not storage.exists(root, storage_options) else "no .tar files in it"
+        )
+        raise FileNotFoundError(f"{root}: {what}; give the folder that holds a dataset's tars")
+    return found
+
+
+def save_meta(
+    root: str,
+    reports: Iterable[TarReport],
+    meta_save_path: str | None = None,
+    storage_options: StorageOptions | None = None,
+) -> str:
+    """Write meta.json and meta_stats.json from the reports on all tars of a dataset; returns the former's address.
+
+    Keys that another tool has put beside a shard stay as long as the shard is the same.
+    """
+    target = meta_save_path or root
+    try:
+        before = read_meta(target, storage_options)
+    except BadMeta:  # none yet, or one that nobody can read: it is written anew
+        before = {}
+    shards, extensions = {}, Counter[str]()
+    for report in reports:
+        shard = ShardMeta(report.num_samples, report.size, report.checksum)
+        old = before.get(report.path)
+        if old is not None and (old.num_samples, old.size, old.checksum) == (
+            shard.num_samples,
+            shard.size,
+            shard.checksum,
+        ):
+            shard = old
+        shards[report.path] = shard
+        extensions.update(report.extensions)
+    write_meta(root, shards, storage_options, meta_save_path, {"extensions": _most_frequent(extensions)})
+    return meta_address(target)
+
+
+def gen_meta(
+    root: str,
+    meta_save_path: str | None = None,
+    n_jobs: int = N_JOBS,
+    storage_options: StorageOptions | None = None,
+    *,
+    index_root: str | None = None,
+    grouping: str = "auto",
+    require_end: bool = True,
+    tars: Sequence[str] | None = None,
+    on_done: Callable[[TarReport | None], None] = lambda report: None,
+) -> Outcome:
+    """Index all tars under `root` and write its meta.json, on at most `n_jobs` processes (0: one a core).
+
+    `tars`: their addresses, where they are known. `on_done` is called after each tar, with None for a failed one.
+    A bad tar is a failure in the outcome, not an exception; FileNotFoundError if there are no tars at all.
+    """
+    root = storage.normalise(root)
+    tars = list_tars(root, storage_options) if tars is None else tars
+    outcome = Outcome(root, meta_address(meta_save_path or root))
+    arguments = (root, storage_options, index_root, grouping, require_end)
+    with Pool(processes(n_jobs, len(tars))) as pool:
+        for address, result in pool.run_all(gen_meta_one, tars, *arguments):
+            path = storage.relative(address, root)
+            if isinstance(result, Exception):
+                outcome.failures[path] = reason(result, address)
+            else:
+                outcome.reports[path] = result
+            on_done(None if isinstance(result, Exception) else result)
+    outcome.reports = dict(sorted(outcome.reports.items()))
+    outcome.failures = dict(sorted(outcome.failures.items()))
+    if outcome.written:
+        save_meta(root, outcome.reports.values(), meta_save_path, storage_options)
+    return outcome
+
+
+def reason(error: Exception, address: str) -> str:
+    """What went wrong with one tar, without the address, which stands beside it."""
+    text = str(error).removeprefix(address).removeprefix(": ") or type(error).__name__
+    # What is no error of ours or of the system is a fault in the program: its kind says more than its text.
+    known = isinstance(error, (OSError, ValueError, RuntimeError))
+    return text if known else f"{type(error).__name__}: {text}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``gen_meta``."""
+    options = _parser().parse_args(arguments)
+    return command(lambda: _run(options), "gen_meta")
+
+
+def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    root = storage.normalise(options.dir)
+    tars = list_tars(root)
+    with contextlib.suppress(PermissionError):
+        storage.sweep(root, _ABANDONED)
+    with progress("gen_meta", len(tars)) as shown:
+
+        def on_done(report: TarReport | None) -> None:
+            size = report.size if report is not None and report.index != "fresh" else 0
+            shown.advance(size=size, failed=report is None)
+
+        outcome = gen_meta(
+            root,
+            options.meta_save_path,
+            options.n_jobs,
+            index_root=options.index_root,
+            grouping=options.grouping,
+            require_end=not options.no_end_ok,
+            tars=tars,
+            on_done=on_done,
+        )
+    show_outcome(outcome, time.monotonic() - began)
+    return 0 if outcome.written else 1
+
+
+def show_outcome(outcome: Outcome, seconds: float) -> None:
+    """Print the short tables that a command ends with, and on stderr what to do about failures."""
+    reports = outcome.reports.values()
+    indexes = Counter(report.index for report in reports)
+    unsaved = f", {indexes['unsaved']:,} could not be saved: see --index_root" if indexes["unsaved"] else ""
+    extensions = Counter[str]()
+    for report in reports:
+        extensions.update(report.extensions)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in list(_most_frequent(extensions).items())[:8])
+    facts = [
+        ("dataset", outcome.root),
+        ("tars", f"{len(reports) + len(outcome.failures):,}, {len(outcome.failures):,} of them failed"),
+        ("samples", f"{sum(report.num_samples for report in reports):,}"),
+        ("members", kinds or "none"),
+        ("size", human_size(sum(report.size for report in reports))),
+        (
+            "indexes",
+            f"{indexes['built'] + indexes['unsaved']:,} built, {indexes['fresh']:,} were there{unsaved}",
+        ),
+        ("meta", outcome.meta if outcome.written else f"{outcome.meta}: left as it was"),
+        ("time", human_time(seconds)),
+    ]
+    table("", ["gen_meta", ""], facts)
+    _show_skipped(reports)
+    show_failures(outcome.failures)
+    if outcome.failures:
+        complain(
+            "gen_meta",
+            f"{len(outcome.failures)} of {len(reports) + len(outcome.failures)} tars failed, so meta.json was left "
+            "as it was. Repair or remove them and run gen_meta again: what is done is kept",
+        )
+
+
+def _show_skipped(reports: Iterable[TarReport]) -> None:
+    """What is in the tars, but in no sample."""
+    counts: Counter[str] = Counter()
+    tars: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for report in reports:
+        for why, (count, names) in report.skipped.items():
+            counts[why] += count
+            tars[why] += 1
+            example.setdefault(why, f"{report.path}: {', '.join(map(repr, names))}" if names else report.path)
+    if counts:
+        rows = [(why, count, tars[why], example[why]) for why, count in counts.most_common(_SHOWN)]
+        table("Left out of the samples", ["why", "count", "tars", "for example"], rows)
+
+
+def show_failures(failures: Mapping[str, str]) -> None:
+    """The first failures, if there are any."""
+    if failures:
+        lines = [f"{path}: {why}" for path, why in list(failures.items())[:_SHOWN]]
+        if len(failures) > _SHOWN:
+            lines.append(f"... and {len(failures) - _SHOWN:,} more")
+        listing("Failed", lines)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The arguments that gen_meta and warmup_data share."""
+    parser.add_argument(
+        "--n_jobs", "--n-jobs", type=jobs, default=N_JOBS, metavar="N",
+        help="at most this many processes, never more than cores or tars; 0: all cores (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--index_root", "--index-root", metavar="P",
+        help="keep the indexes under this folder instead of beside their tars (for read-only datasets)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grouping", choices=("auto", "numbered", "plain"), default="auto",
+        help="whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain); "
+        "default: what the names of a tar suggest",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no_end_ok", "--no-end-ok", action="store_true",
+        help="accept tars without the zero blocks at their end, which may have been cut short",
+    )  # fmt: skip
+
+
+def jobs(text: str) -> int:
+    """The value of ``--n_jobs``: 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gen_meta",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write meta.json, meta_stats.json and the missing indexes of a dataset: a folder of tars.",
+        epilog="""examples:
+  gen_meta /data/photos                           indexes, /data/photos/meta.json and meta_stats.json
+  gen_meta s3://bucket/photos --n_jobs 0          on all cores; credentials as for any AWS tool
+  gen_meta /mnt/ro --index_root /tmp/idx --meta_save_path /tmp/photos.json
+                                                  a read-only dataset
+
+Run it again at any time: what is done is skipped. If a tar is bad, the others are finished, meta.json is left
+as it was, and the exit status is 1.""",
+    )
+    parser.add_argument("dir", metavar="DIR", help="folder of the tars (sub-folders too): a path or a URL")
+    parser.add_argument(
+        "--meta_save_path", "--meta-save-path", metavar="P",
+        help="where meta.json goes: a folder, or a file that ends in .json (default: DIR/meta.json)",
+    )  # fmt: skip
+    add_common(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
