@@ -206,6 +206,10 @@ def test_colour_keys_of_png():
             png(2, 1, 16, 2, [struct.pack(">6H", 65535, 0, 0, 0, 65535, 0)], key(65535, 0, 0)),
             [white, [0, 255, 0]],
         ),
+        (
+            png(2, 1, 16, 2, [struct.pack(">6H", 0x1234, 0, 0, 0xFF00, 0, 0)], key(0x1234, 0, 0)),
+            [white, [255, 0, 0]],
+        ),
     ]
     for data, expected in cases:
         assert np.array(decode_image(data))[0].tolist() == expected
@@ -274,6 +278,16 @@ def test_orientation_of_either_byte_order_and_odd_types(order, kind, code):
     assert exif_orientation(b"Exif\0\0" + head + other + entry) == 6
     assert exif_orientation(head + other + entry) == 6
     assert exif_orientation(head + other) == 1
+
+
+def test_of_two_exif_blocks_the_first_counts():
+    data = encoded(photo(), "JPEG", exif=exif(6))
+    block = exif(3).tobytes()
+    second = b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block
+    at = data.index(b"\xff\xdb")  # the tables begin: all EXIF is before
+    twice = data[:at] + second + data[at:]
+    assert np.array_equal(np.array(decode_image(twice)), np.array(decode_image(data)))
+    assert np.array_equal(decode_array(twice), decode_array(data))
 
 
 def test_broken_exif_does_not_make_a_picture_bad():
@@ -359,10 +373,12 @@ def test_a_picture_over_the_limit_is_refused_before_its_pixels_are_decoded():
 def test_pillows_own_limit_neither_warns_nor_is_touched(kind, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
     data = encoded(photo(30, 20), kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert decode_image(data).size == (30, 20)
-        assert decode_array(data).shape == (20, 30, 3)
+    for action in ("error", "always"):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter(action)
+            assert decode_image(data).size == (30, 20)
+            assert decode_array(data).shape == (20, 30, 3)
+        assert shown == []
     assert Image.MAX_IMAGE_PIXELS == 400
 
 
