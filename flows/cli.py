@@ -1,0 +1,259 @@
+"""The command ``shardflow``.
+
+Prefect is imported when a flow is about to run, and not at all with ``--direct``. Worker processes import this
+module too: it stays light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from flows.parameters import CONFIG, packing_fields
+from loader import progress
+from loader.progress import printable
+
+NAME = "shardflow"
+_FLOWS = {"prepare": "prepare", "pack": "pack", "gen-meta": "gen_meta", "warmup": "warmup"}
+_HOW = """
+
+Runs are recorded by the Prefect server that PREFECT_API_URL names; without one, Prefect's embedded server is
+started, which takes 8 to 13 seconds. With --direct the same steps run without Prefect. The exit status is 0 if
+everything was done, 1 if something failed, 2 for a wrong command line, 130 after Ctrl-C. What is done is kept:
+run a command again to go on."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    values = vars(options)
+    name = values.pop("command")
+    if name == "show":
+        from loader.show import main as show
+
+        return show(values["paths"])
+    if name == "demo":
+        from flows import demo
+
+        return progress.command(lambda: int(demo.main(values["out"]) or 0), f"{NAME} demo")
+    direct = values.pop("direct")
+    return progress.command(lambda: run_job(name, values, direct), f"{NAME} {name}")
+
+
+def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
+    """Do a job and print its report; returns the exit status. BadConfig comes before anything is started."""
+    from flows import jobs
+    from flows.report import show
+
+    jobs.check(job, parameters)
+    if direct:
+        from flows.direct import Direct
+        from flows.steps import Pools
+
+        with Pools() as pools:
+            report = jobs.perform(job, parameters, Direct(pools))
+        return show(report, f"{NAME} {job}")
+    return show(_with_prefect(job, parameters), f"{NAME} {job}")
+
+
+def _with_prefect(job: str, parameters: dict[str, Any]) -> Any:
+    from flows import server
+
+    with server.connected(_say) as api:
+        module = importlib.import_module(f"flows.{_FLOWS[job]}")
+        if api.embedded:  # it has no pages to view
+            logging.getLogger("prefect.flow_runs").addFilter(_no_links)
+        state = getattr(module, _FLOWS[job])(**parameters, return_state=True)
+        report = state.result(raise_on_failure=False)
+        if isinstance(report, BaseException):
+            raise report
+        api.settle(state, report.task_runs)
+    return report
+
+
+def _no_links(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("View at ")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{NAME}: {printable(text)}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Image-text data for distributed PyTorch: pack it as WebDataset shards, describe and index them.",
+        epilog="""examples:
+  shardflow demo                               pack real photographs, read them back in training order
+  shardflow prepare job.yaml                   pack, gen-meta and warmup, in order
+  shardflow prepare job.yaml --direct          the same without Prefect
+  shardflow show /data/photos                  what a dataset holds
+  shardflow show /data/photos/shard-000000.tar#17
+
+'shardflow COMMAND --help' has more.""",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_packing(
+        commands,
+        "prepare",
+        "everything before training: pack, gen-meta and warmup, in order",
+        """examples:
+  shardflow prepare configs/pack-example.yaml
+  shardflow prepare job.yaml --max-samples 1000 --n-jobs 8
+  shardflow prepare --source records.jsonl --output /data/photos --direct""",
+    )
+    _add_packing(
+        commands,
+        "pack",
+        "JSON records and their pictures → shards, indexes, meta.json",
+        """examples:
+  shardflow pack job.yaml
+  shardflow pack --source 'records/*.jsonl' --output s3://bucket/photos --image-root /photos
+  shardflow pack job.yaml --recipe my_recipes:two_captions""",
+    )
+    _add_gen_meta(commands)
+    _add_warmup(commands)
+    show = _add(commands, "show", "what a tar, an index, a dataset or one sample holds", """examples:
+  shardflow show /data/photos                  a dataset's folder
+  shardflow show shard-000000.tar              a tar, or its .index
+  shardflow show shard-000000.tar#17           one sample by number, or by key: #000000017""")  # fmt: skip
+    show.add_argument("paths", metavar="PATH", nargs="+", help="path or URL; #NUMBER or #KEY for one sample")
+    demo = _add(
+        commands,
+        "demo",
+        "pack real photographs and read them back in training order",
+        """examples:
+  shardflow demo
+  shardflow demo /tmp/demo""",
+    )
+    demo.add_argument(
+        "out", metavar="OUT", nargs="?", default="demo-out", help="folder for it (default: %(default)s)"
+    )
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version(NAME)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _add(commands: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    return parser
+
+
+def _add_job(commands: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    parser = _add(commands, name, summary, examples + _HOW)
+    parser.add_argument(
+        "--direct",
+        action="store_true",
+        default=False,
+        help="without Prefect: the same steps as plain functions",
+    )
+    return parser
+
+
+def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
+    parser = _add_job(commands, name, summary, examples)
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help=CONFIG.replace("fields", "options"))
+    for field in packing_fields():
+        usual = f" (default: {field.default!r})" if field.default not in (MISSING, "") else ""
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_TYPES.get(field.name, str),
+            choices=("skip", "raise") if field.name == "on_error" else None,
+            metavar=None if field.name == "on_error" else _METAVARS.get(field.type, "TEXT"),
+            help=(field.description + usual).replace("%", "%%"),
+        )
+
+
+def _add_gen_meta(commands: Any) -> None:
+    parser = _add_job(commands, "gen-meta", "meta.json, meta_stats.json and the missing indexes of a folder of tars", """examples:
+  shardflow gen-meta /data/photos
+  shardflow gen-meta /mnt/ro --index-root /tmp/idx --meta-save-path /tmp/photos.json""")  # fmt: skip
+    parser.add_argument(
+        "dataset", metavar="DIR", help="folder of the tars, sub-folders included: a path or a URL"
+    )
+    parser.add_argument(
+        "--meta-save-path", metavar="P",
+        help="where meta.json goes: a folder, or a file that ends in .json (default: DIR/meta.json)",
+    )  # fmt: skip
+    _add_reading(parser)
+
+
+def _add_warmup(commands: Any) -> None:
+    parser = _add_job(commands, "warmup", "the missing and stale indexes of the tars that training is about to open", """examples:
+  shardflow warmup 'text2image/*,edit/OmniEdit'     datasets by their names in configs/datasets.json
+  shardflow warmup '/data/*' --n-jobs 8""")  # fmt: skip
+    parser.add_argument(
+        "patterns", metavar="PATTERNS",
+        help="dataset names, folders of names or of tars, tars, or globs over them; commas between",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry", metavar="FILE",
+        help="the registry of datasets, JSON or YAML (default: configs/datasets.json, where there is one)",
+    )  # fmt: skip
+    _add_reading(parser)
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--n-jobs", type=_count, metavar="N", help="at most this many processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--index-root", metavar="P", help="keep the indexes under this folder (read-only datasets)"
+    )
+    parser.add_argument(
+        "--grouping", choices=("auto", "numbered", "plain"),
+        help="whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-end-ok", action="store_true", help="accept tars without the zero blocks at their end"
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: at least 1 was expected")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: a share from 0 to 1 was expected")
+    return number
+
+
+_TYPES = {"n_jobs": _count, "max_samples": _positive, "max_bytes": _positive, "max_bad_fraction": _share}
+_METAVARS = {"int": "N", "float": "SHARE"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The flow `gen-meta`: the indexes, checksums and meta.json of a folder of tars."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.grouped import conclude
+from flows.parameters import run_name
+
+
+def _name() -> str:
+    return run_name("gen-meta", flow_run.parameters["dataset"])
+
+
+@flow(name="gen-meta", flow_run_name=_name, persist_result=False)
+def gen_meta(
+    dataset: str,
+    meta_save_path: str = "",
+    n_jobs: int = 0,
+    index_root: str = "",
+    grouping: Literal["auto", "numbered", "plain"] = "auto",
+    no_end_ok: bool = False,
+) -> Any:
+    """Write meta.json, meta_stats.json and the missing indexes of a folder of tars.
+
+    Run it again at any time: what is done is kept. If a tar is bad, the others are finished, and meta.json is
+    left as it was.
+
+    Args:
+        dataset: Folder of the tars, sub-folders included: a path or a URL.
+        meta_save_path: Where meta.json goes: a folder, or a file that ends in .json. Empty: into the dataset's folder.
+        n_jobs: At most this many processes, never more than cores or tars. 0: all cores.
+        index_root: Keep the indexes under this folder, for a read-only dataset. Empty: beside their tars.
+        grouping: Whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain). Auto: what the names of a tar suggest.
+        no_end_ok: Accept tars without the zero blocks at their end, which may have been cut short.
+    """
+    return conclude("gen-meta", locals())

@@ -1,0 +1,92 @@
+"""The work of a step as Prefect task runs, and the end of a flow: artifacts and the final state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
+
+from flows.jobs import perform
+from flows.steps import Pools, Results
+from tasks.group import Group, Work
+from tasks.grouping import next_group
+from tasks.groups import TASKS
+
+_MOST_RUNS = 1000  # task runs for each step, or the server's own work begins to show
+_BLIND = 64  # items that a group may have on the strength of a rate that may not last
+
+
+class Groups:
+    """Runs work group by group, one after another; `task_runs` counts them. See `flows.steps.Run`."""
+
+    def __init__(self, pools: Pools) -> None:
+        self.task_runs = 0
+        self._pools = pools
+
+    def __call__(
+        self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
+    ) -> Results:
+        total, begin, size, took = len(work.items), 0, 0, 0.0
+        results: list[Any] = []
+        failures: list[tuple[Any, Exception]] = []
+        pool = self._pools.get(n_jobs, total)
+        while begin < total:
+            size = group_size(total, begin, size, took, pool.n_jobs)
+            group = Group(work, begin, work.items[begin : begin + size])
+            began = time.monotonic()
+            self.task_runs += 1
+            state = TASKS[work.kind](group, pool, return_state=True)
+            took = time.monotonic() - began
+            _end_if_fatal(state, group)
+            results += group.results
+            failures += group.failures
+            begin += size
+            if check is not None:
+                check(results)
+        return results, failures
+
+
+def group_size(total: int, begin: int, last: int, took: float, jobs: int) -> int:
+    """Items for the next group, after the `last` ones took so many seconds.
+
+    About as much work as `next_group` says. Items that were done already go by in no time and say nothing of
+    those to come, so there is an upper bound; and a lower one that keeps the number of task runs bearable.
+    """
+    left = total - begin
+    most = max(_BLIND, jobs, -(-4 * total // _MOST_RUNS))
+    size = next_group(left, last, took, jobs, last)
+    return min(left, max(min(size, most), -(-total // _MOST_RUNS)))
+
+
+def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:
+    """Raise what ends all of the work; a group that has failures, and is at its end, is none of that."""
+    if state.is_completed():
+        return
+    outcome = state.result(raise_on_failure=False)
+    if outcome is group:
+        return
+    if isinstance(outcome, BaseException):
+        raise outcome
+    raise RuntimeError(f"{group.name} ended {state.name}: {state.message}")
+
+
+def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
+    """The whole of a flow: the job, its report as artifacts, and the final state, which has it as its data."""
+    with Pools() as pools:
+        groups = Groups(pools)
+        report = perform(job, parameters, groups)
+    report = replace(report, task_runs=groups.task_runs)
+    try:
+        create_table_artifact(report.rows(), key=f"{job}-table", description=report.message())
+        create_markdown_artifact(report.markdown(), key=f"{job}-report")
+    except Exception as error:  # noqa: BLE001 - the work is done; a report that can't be stored undoes none of it
+        get_run_logger().warning("the report could not be stored with Prefect: %s", error)
+    if report.ok:
+        return report
+    return Failed(message=report.message(), data=report)

@@ -1,0 +1,170 @@
+"""What a run has done and what went wrong, for a terminal, for Prefect's artifacts and for a flow's final state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from loader.errors import BadConfig
+from loader.progress import complain, printable, table
+
+_SHOWN = 10  # failures in a terminal or a message
+_LISTED = 1000  # rows in an artifact
+_NO_SECRETS = {"endpoint_url", "endpoint", "region_name", "region", "profile", "project", "proxy", "version"}
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step: `facts` for people; `failures` are (item, reason); `problem` is why it didn't come to its end."""
+
+    step: str
+    facts: tuple[Row, ...] = ()
+    failures: tuple[Row, ...] = ()
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was done."""
+        return not self.failures and not self.problem
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run of one or more steps. `rerun` is the command that does what is missing; `task_runs` counts Prefect's."""
+
+    job: str
+    steps: tuple[StepReport, ...]
+    rerun: str
+    task_runs: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was done."""
+        return all(step.ok for step in self.steps)
+
+    @property
+    def failures(self) -> list[tuple[str, str, str]]:
+        """(step, item, reason) of each item that failed."""
+        return [(step.step, *failure) for step in self.steps for failure in step.failures]
+
+    def message(self) -> str:
+        """What failed, in a sentence or two, and how to run only that again."""
+        parts = []
+        for step in self.steps:
+            if step.failures:
+                names = ", ".join(item for item, _ in step.failures[:3])
+                more = f" and {len(step.failures) - 3:,} more" if len(step.failures) > 3 else ""
+                parts.append(f"{step.step}: {names}{more} failed ({step.failures[0][1]})")
+            if step.problem:
+                parts.append(f"{step.step}: {step.problem}")
+        return f"{'. '.join(parts)}. {self.how_to_go_on()}" if parts else "everything is done"
+
+    def how_to_go_on(self) -> str:
+        """One sentence."""
+        return f"What is done is kept; this does the rest: {self.rerun}"
+
+    def markdown(self) -> str:
+        """The report as Prefect shows it."""
+        lines = [f"## {self.job}: {'done' if self.ok else 'failed'}", ""]
+        for step in self.steps:
+            lines += [f"### {step.step}", "", "| | |", "|---|---|"]
+            lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in step.facts]
+            lines += ["", f"**{_cell(step.problem)}**" if step.problem else ""]
+            if step.failures:
+                lines += [f"**{len(step.failures):,} failed**", "", "| what | why |", "|---|---|"]
+                lines += [f"| {_cell(item)} | {_cell(why)} |" for item, why in step.failures[:_LISTED]]
+                if len(step.failures) > _LISTED:
+                    lines.append(f"| … and {len(step.failures) - _LISTED:,} more | |")
+                lines.append("")
+        lines += [f"- {_cell(note)}" for note in self.notes]
+        if not self.ok:
+            lines += ["", "What is done is kept. This does the rest:", "", "```", self.rerun, "```", "",
+                      "or run the flow again with the same parameters."]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def rows(self) -> list[dict[str, str]]:
+        """A table of all facts and failures."""
+        facts = [
+            {"step": step.step, "what": name, "value": value}
+            for step in self.steps
+            for name, value in step.facts
+        ]
+        problems = [
+            {"step": step.step, "what": "problem", "value": step.problem}
+            for step in self.steps
+            if step.problem
+        ]
+        failed = [
+            {"step": step, "what": f"failed: {item}", "value": why}
+            for step, item, why in self.failures[:_LISTED]
+        ]
+        return problems + failed + facts
+
+
+def show(report: Report, command: str) -> int:
+    """Print the report as a command ends with it; the exit status."""
+    several = len(report.steps) > 1
+    rows = [
+        (step.step if several and not number else "", name, value) if several else (name, value)
+        for step in report.steps
+        for number, (name, value) in enumerate(step.facts)
+    ]
+    if rows:
+        table("", [report.job, "", ""] if several else [report.job, ""], rows)
+    if failures := report.failures:
+        shown: list[Sequence[str]] = list(failures[:_SHOWN])
+        if len(failures) > _SHOWN:
+            shown.append(("", f"… and {len(failures) - _SHOWN:,} more", ""))
+        table("Failed", ["step", "what", "why"], shown)
+    for note in report.notes:
+        complain(command, note)
+    for step in report.steps:
+        if step.problem:
+            complain(command, f"{step.step}: {step.problem}" if several else step.problem)
+    if not report.ok:
+        complain(command, report.how_to_go_on())
+    return 0 if report.ok else 1
+
+
+def _cell(text: str) -> str:
+    """A text in a cell of Markdown: one line, nothing in it taken for markup."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
+
+
+def redactor(*options: Mapping[str, Any] | None) -> Callable[[str], str]:
+    """A function that blots out the secrets of storage options wherever they stand in a text."""
+    secrets = sorted({leaf for mapping in options for leaf in _leaves(mapping or {})}, key=len, reverse=True)
+
+    def redact(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    return redact
+
+
+def _leaves(options: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _leaves(value)
+        elif isinstance(value, str) and len(value) >= 4 and name not in _NO_SECRETS:
+            found.append(value)
+    return found
+
+
+def refuse_credentials(**addresses: str) -> None:
+    """BadConfig for an address with a password in it: Prefect stores and shows parameters."""
+    for name, address in addresses.items():
+        for part in address.split(","):
+            if "://" in part and urlsplit(part).password:
+                raise BadConfig(
+                    f"{name} has a password in its address, where it would be stored and shown: give it by the "
+                    "environment, or as storage_options in the config file"
+                )

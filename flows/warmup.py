@@ -1,0 +1,37 @@
+"""The flow `warmup`: the indexes of whatever training is about to open."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.grouped import conclude
+from flows.parameters import run_name
+
+
+def _name() -> str:
+    return run_name("warmup", flow_run.parameters["patterns"])
+
+
+@flow(name="warmup", flow_run_name=_name, persist_result=False)
+def warmup(
+    patterns: str,
+    registry: str = "",
+    n_jobs: int = 0,
+    index_root: str = "",
+    grouping: Literal["auto", "numbered", "plain"] = "auto",
+    no_end_ok: bool = False,
+) -> Any:
+    """Build the missing and stale indexes of tars. What is fresh is left alone, so it may run as often as one likes.
+
+    Args:
+        patterns: Names of datasets, folders of names or of tars, tars, or globs over them; commas between.
+        registry: The registry of datasets, JSON or YAML: a path or a URL. Empty: configs/datasets.json, where there is one.
+        n_jobs: At most this many processes, never more than cores or tars. 0: all cores.
+        index_root: Keep the indexes under this folder, for a read-only dataset. Empty: beside their tars.
+        grouping: Whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain). Auto: what the names of a tar suggest.
+        no_end_ok: Accept tars without the zero blocks at their end, which may have been cut short.
+    """
+    return conclude("warmup", locals())
