@@ -30,7 +30,8 @@ On disk (JSON, version 1)
                      "ranks": [{"rank": 0, "batches": 10, "turn": 0, "consumed": [320, 321]}]}}
 
 `order` is the version of the order algorithm, `lanes` its V: part of the state, because the world may change.
-`consumed` counts the entries of each worker's stream that were handed out or skipped, `turn` is the worker whose
+`consumed` counts the entries of each worker's stream that were handed out or skipped (and, behind its end, what
+was repeated to make up for skipped ones), `turn` is the worker whose
 batch comes next. Keys that a reader doesn't know are ignored; a change that would make that wrong gets another
 version.
 """
@@ -78,7 +79,10 @@ def fingerprint(names: Sequence[str], counts: npt.ArrayLike) -> str:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """How far one rank got: batches handed to its trainer, entries done of each stream, and which comes next."""
+    """How far one rank got: batches handed to its trainer, entries done of each stream, and which comes next.
+
+    `consumed` goes on counting behind a stream's end, where samples are repeated in place of skipped ones.
+    """
 
     rank: int
     batches: int
@@ -163,8 +167,12 @@ class State:
         run = self.run
         if run is None or not run.ranks:
             return self.done
-        schedule = Schedule(self.samples, run.world_size, run.batch_size, run.num_workers, done=self.done)
-        streams = {progress.rank: progress.consumed for progress in run.ranks}
+        # With the tail under which streams get longest: behind a stream's end, samples were repeated.
+        schedule = Schedule(self.samples, run.world_size, run.batch_size, run.num_workers, "pad", self.done)
+        streams = {
+            rank: [min(n, schedule.worker_samples(rank, w)) for w, n in enumerate(progress.consumed)]
+            for rank, progress in ((progress.rank, progress) for progress in run.ranks)
+        }
         return schedule.consumed(streams, min(progress.batches for progress in run.ranks))
 
     def _deals(self, *dealt: int) -> bool:
@@ -378,10 +386,7 @@ def _run(data: Mapping[str, Any], samples: int, done: Ranges) -> Run:
                 f"The checkpoint's progress of rank {rank}, with {len(counts)} workers, can't be of a run with "
                 f"{run.world_size} ranks and {run.num_workers} workers each, told once."
             )
-        consumed = tuple(
-            _number({"consumed": count}, "consumed", high=longest.worker_samples(rank, worker))
-            for worker, count in enumerate(counts)
-        )
+        consumed = tuple(_number({"consumed": count}, "consumed") for count in counts)
         batches = _number(each, "batches", high=longest.rank_batches(rank))
         ranks[rank] = RankProgress(rank, batches, consumed, _number(each, "turn", high=run.num_workers - 1))
     return replace(run, ranks=tuple(ranks[rank] for rank in sorted(ranks)))

@@ -1,0 +1,159 @@
+"""A torch DataLoader that counts what it delivered, so that it can be saved at any batch and go on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, default_collate, default_convert, get_worker_info
+
+from loader.indexed_tar_dataset import IndexedTarDataset
+from loader.schedule import Tail
+from loader.state import RankProgress, State
+
+
+class ShardedDataLoader(DataLoader[Any]):
+    """`torch.utils.data.DataLoader` over an `IndexedTarDataset`, with `state_dict` and `load_state_dict`.
+
+    All arguments of DataLoader keep their meaning, but those that an iterable dataset doesn't take (`shuffle`,
+    `sampler`, `batch_sampler`: order belongs to the dataset). `tail` says what happens where the epoch doesn't
+    come out even (see `loader.schedule`): "even" by default, "drop" with `drop_last`.
+
+    It iterates over a copy of `dataset`, so that one dataset may serve several loaders. Epochs are counted here, in
+    the main process: an iteration that reaches its end moves on to the next epoch; one that was left before
+    its end is begun again. `set_epoch` says otherwise. `len` is the exact number of batches of the iteration
+    that comes next (or is at hand).
+
+    A state says which batches were handed to the trainer: what workers have prefetched is in none. Take it at any
+    time in the process that iterates. See docs/order.md for what it guarantees.
+    """
+
+    def __init__(
+        self,
+        dataset: IndexedTarDataset,
+        batch_size: int | None = 1,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        tail: Tail | None = None,
+        **arguments: Any,
+    ) -> None:
+        if not isinstance(dataset, IndexedTarDataset):
+            raise TypeError(f"dataset is a {type(dataset).__name__}: an IndexedTarDataset was expected")
+        for name in ("shuffle", "sampler", "batch_sampler"):
+            if arguments.pop(name, None):
+                raise ValueError(
+                    f"{name} doesn't go with an IndexedTarDataset, which has an order of its own: say shuffle=… and "
+                    "seed=… to the dataset; for a sampler of yours, use IndexedTarMapDataset in torch's DataLoader"
+                )
+        if arguments.get("in_order") is False:
+            raise ValueError("in_order=False would make the order of batches depend on chance")
+        if drop_last and tail not in (None, "drop"):
+            raise ValueError(f"drop_last says 'drop', tail says {tail!r}: give one of them")
+        self._tail: Tail = tail or ("drop" if drop_last else "even")
+        own = dataset.for_loader(batch_size or 1, self._tail, num_workers)
+        collate = collate_fn or (default_collate if batch_size is not None else default_convert)
+        self._seen: RankProgress | None = (
+            None  # in the epoch at hand; None: nothing delivered since its beginning
+        )
+        self._pass = 0  # iterations begun
+        super().__init__(
+            own, batch_size, num_workers=num_workers, collate_fn=_Counting(collate, own), **arguments
+        )
+
+    @property
+    def indexed(self) -> IndexedTarDataset:
+        """The copy of the dataset that is iterated over."""
+        return self.dataset  # type: ignore[return-value]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch at hand: of the iteration that runs, or the one that comes next."""
+        return self.indexed.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch `epoch`, from its beginning; what remains of a loaded one if it is that."""
+        resumed = self.indexed.resumed()
+        if epoch != self.epoch or (resumed is None and self._seen is not None):
+            self.indexed.forget_state()
+            self._seen = None
+        self.indexed.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        schedule, progress = self.indexed.plan()
+        if schedule.tail == "keep":
+            return schedule.batches_left(progress.rank, progress.consumed)
+        return schedule.rank_batches(progress.rank) - progress.batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._pass += 1
+        self._seen = None
+        return self._deliver(super().__iter__(), self._pass)
+
+    def _deliver(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
+        _, progress = self.indexed.plan()
+        for batch, (stream, consumed) in batches:
+            if number != self._pass:
+                raise RuntimeError("this iteration was left for a newer one over the same loader")
+            progress = self._seen = progress.handed(stream, consumed - progress.consumed[stream])
+            yield batch
+        if number == self._pass:
+            self._seen = None
+            self.indexed.forget_state()
+            self.indexed.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank was handed so far: plain numbers, a few hundred bytes, for any kind of checkpoint.
+
+        One rank's state serves all, as long as no samples were left out unevenly; `merge_states` makes one from
+        all ranks', `gather_state` does so over a process group.
+        """
+        return self.indexed.state_of(self._seen).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | State) -> None:
+        """Go on where a state was taken, under any world size, batch size and number of workers.
+
+        The next iteration is the rest of its epoch; StateMismatch, with one sentence for each reason, if it doesn't
+        fit the dataset.
+        """
+        self.indexed.load_state_dict(state)
+        self._seen = None
+        self._pass += 1
+        self._iterator = None  # workers that live through epochs know nothing of the state: start others
+
+
+class _Counting:
+    """Collate a batch, and say how far its worker has got with it."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: IndexedTarDataset) -> None:
+        self.collate = collate
+        self._dataset: IndexedTarDataset | None = dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"collate": self.collate, "_dataset": None}  # a worker has its own
+
+    def __call__(self, samples: Any) -> tuple[Any, tuple[int, int]]:
+        info = get_worker_info()
+        dataset = self._dataset if info is None else info.dataset
+        if not isinstance(dataset, IndexedTarDataset):
+            raise TypeError("collated outside of the DataLoader that this belongs to")
+        place = dataset.place()
+        return self.collate(samples), place
+
+
+def gather_state(loader: ShardedDataLoader, group: Any = None) -> dict[str, Any]:
+    """One state from those of all ranks of a process group; all of them call it, and get the same."""
+    import torch.distributed as dist
+
+    from loader.state import merge_states
+
+    own = loader.state_dict()
+    if not (dist.is_available() and dist.is_initialized()):
+        return own
+    states: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(states, own, group=group)
+    return merge_states(State.from_dict(state) for state in states).to_dict()
+
+
+__all__ = ["ShardedDataLoader", "gather_state"]

@@ -1,0 +1,580 @@
+"""The distributed base class: which samples this worker of this rank reads, in which order, and how far it got."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import IterableDataset
+
+from loader.cache import OpenShards
+from loader.data_handler import Handler
+from loader.errors import TooManyBad
+from loader.indexed_tar import IndexedTarSamples
+from loader.order import Order, choose_lanes
+from loader.registry import DatasetEntry
+from loader.schedule import Schedule, Tail
+from loader.shards import find_shards
+from loader.state import RankProgress, Run, State, fingerprint
+from loader.storage import StorageOptions
+from loader.world import World, current_world, process_rank
+
+logger = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int64]
+OnBad = Literal["raise", "skip", "substitute"]
+Sharding = Literal["auto", "sample", "url"]
+
+_JUDGED_AFTER = 100  # samples that a worker has read before a share of bad ones means anything
+_URLS_KEPT = 4096
+
+
+class RetSample(NamedTuple):
+    """One sample and where it came from.
+
+    `index` is its number over the whole dataset (order on disk), `url_index` (url, number in its shard). The
+    `missing_*` lists, of one length, tell what this worker left out since the sample it yielded before: numbers,
+    (url, number) pairs, and whatever `skip_sample` was told about each.
+    """
+
+    name: str
+    data_type: str
+    missing_indices: list[int]
+    missing_urls_indices: list[tuple[str, int]]
+    missing_samples: list[Any]
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of this one
+    url_index: tuple[str, int]
+    sample: Any
+    worker_id: int
+    num_workers: int
+
+
+@dataclass
+class DataStatus:
+    """How far each worker of one rank got, for those who count with a plain DataLoader.
+
+    `update` it with every RetSample that was used for training; `IndexedTarDataset.set_data_status` resumes from
+    it, under the same number of ranks and workers. `consumed` counts what is done, left-out samples included,
+    `emitted` what was used; both by worker.
+    """
+
+    epoch: int = 0
+    num_workers: int = 1
+    consumed: dict[int, int] = field(default_factory=dict)
+    emitted: dict[int, int] = field(default_factory=dict)
+
+    def update(self, sample: RetSample) -> None:
+        """Count one sample as used."""
+        worker = sample.worker_id
+        self.num_workers = sample.num_workers
+        self.consumed[worker] = self.consumed.get(worker, 0) + 1 + len(sample.missing_indices)
+        self.emitted[worker] = self.emitted.get(worker, 0) + 1
+
+
+@dataclass
+class _Stream:
+    """One iteration of one worker: where in its stream it is."""
+
+    world: World
+    order: Order
+    schedule: Schedule
+    planned: int  # samples to yield in the whole epoch, those before a resume included
+    consumed: int = 0  # entries handed out; behind the stream's end, what was repeated to fill it up
+    emitted: int = 0  # samples yielded
+    seen: int = 0  # in this iteration
+    bad: int = 0
+    bad_in_row: int = 0
+    current: tuple[int, int, int] = (-1, -1, -1)  # index, shard, number in the shard
+    left_out: bool = False  # the current one was
+    missing: tuple[list[int], list[tuple[str, int]], list[Any]] = field(default_factory=lambda: ([], [], []))
+    told: set[int] = field(default_factory=set)  # shards whose bad samples were logged
+
+
+class IndexedTarDataset(IterableDataset[Any]):
+    """Abstract: a subclass has a `data_generator` that reads the samples of `index_generator`.
+
+    Iterating yields the RetSamples of this worker of this rank. Every sample comes once an epoch over all ranks
+    and workers, in an order that depends on seed and epoch, lanes and global batch alone (docs/order.md).
+
+    `data_info`: a dict with `name` and `data_type`, or the name alone. A name is a pattern in the registry, or an
+    address: of a dataset's folder, of a tar, a glob of tars, a list of them. `shuffle_size`: samples of a window.
+    `lru_size`: shards that each worker holds open (two files each). `batch_size`: what the DataLoader collects;
+    tell it (`ShardedDataLoader` does), so that batches don't depend on the number of workers. `tail`: what
+    happens where the epoch doesn't come out even (see `loader.schedule`). `sharding`: "url" reads each shard on
+    one rank, "sample" each on all, "auto" takes "url" from ten shards a rank on. `rank` and `world_size`: the
+    data-parallel ones, where they are not those of torch.distributed or the environment.
+
+    `on_bad`: what to do with a sample that can't be read: "skip" it (a later one moves up; a worker that falls
+    short repeats as many of its own at the end, so that ranks end together), "substitute" another one in its
+    place, or "raise". TooManyBad after `max_bad_in_row`, or above the share `max_bad_fraction` of a worker's.
+
+    `handlers`, `extensions`, `decode`, `allow_pickle`: see `IndexedTarSamples`. Not thread-safe. Pickles to
+    workers hold no connections, and the list of shards as shared memory.
+    """
+
+    def __init__(
+        self,
+        data_info: Mapping[str, Any] | str | os.PathLike[str] | Sequence[str],
+        shuffle_size: int = 50_000,
+        lru_size: int = 32,
+        seed: int = 42,
+        *,
+        registry: str | Mapping[str, DatasetEntry] | None = None,
+        shuffle: bool = True,
+        batch_size: int = 1,
+        tail: Tail = "even",
+        sharding: Sharding = "auto",
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_bad: OnBad = "skip",
+        max_bad_in_row: int = 100,
+        max_bad_fraction: float = 0.1,
+        handlers: Mapping[str, Handler] | None = None,
+        extensions: Sequence[str] | None = None,
+        decode: bool = True,
+        allow_pickle: bool = False,
+        storage_options: StorageOptions | None = None,
+        index_root: str | None = None,
+    ) -> None:
+        super().__init__()
+        info = dict(data_info) if isinstance(data_info, Mapping) else {"name": data_info}
+        if "name" not in info:
+            raise ValueError(f"data_info has the keys {sorted(info)}: 'name' is missing")
+        for what, value, allowed in (
+            ("on_bad", on_bad, get_args(OnBad)),
+            ("sharding", sharding, get_args(Sharding)),
+            ("tail", tail, get_args(Tail)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{what} is {value!r}: one of {', '.join(allowed)} was expected")
+        self.name = info["name"] if isinstance(info["name"], str) else str(info["name"])
+        self.data_type = str(info.get("data_type", ""))
+        self.table = find_shards(info["name"], registry, storage_options, index_root)
+        self.shuffle_size, self.seed, self.shuffle = shuffle_size, seed, shuffle
+        self.batch_size, self.tail, self.sharding = batch_size, tail, sharding
+        self.on_bad, self.max_bad_in_row, self.max_bad_fraction = on_bad, max_bad_in_row, max_bad_fraction
+        self.index_root = index_root
+        self._arguments: dict[str, Any] = {
+            "handlers": handlers,
+            "extensions": extensions,
+            "decode": decode,
+            "allow_pickle": allow_pickle,
+        }
+        self._given = (rank, world_size)
+        self._inherited: tuple[int, int] | None = None
+        self._lru_size = lru_size
+        self._shards = OpenShards(lru_size, self.open_shard)
+        self._stream: _Stream | None = None
+        self._urls: dict[int, str] = {}
+        self._numbers: dict[str, int] | None = None
+        # Epoch and generation of the state to resume from. Shared memory: workers that live through epochs see it.
+        self._control = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._resume: tuple[int, State] | None = None
+        self._lanes: int | None = None
+        self._workers: int | None = None  # of the loader that this copy belongs to
+        self._warned = False
+        self._selection: tuple[Ints, npt.NDArray[np.uint32]] | None = None
+        self.counts: Ints = self.table.counts  # samples of each shard that take part
+        self.fingerprint = self.table.fingerprint
+        Order(self.table.counts[:0], seed, 0, shuffle_size, 1, shuffle)  # refuses what can't be meant
+        Schedule(0, 1, batch_size, 1, tail)
+
+    # -- what a subclass writes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {self.table.num_samples} samples in {len(self.table)} shards)"
+
+    def data_generator(self) -> Iterator[RetSample]:
+        """Yield a RetSample for each index of `index_generator` that can be read; `skip_sample` the others."""
+        raise NotImplementedError(f"{type(self).__name__} has no data_generator: see IndexedTarDataset")
+
+    # -- what it uses
+
+    def index_generator(self) -> Iterator[int]:
+        """The numbers (order on disk, over the whole dataset) of the samples that this worker shall read."""
+        stream = self._started()
+        order, world, schedule = stream.order, stream.world, stream.schedule
+        length = schedule.worker_samples(world.rank, world.worker)
+        for positions in schedule.iterate(world.rank, world.worker, min(stream.consumed, length)):
+            indices, shards, numbers = self._places(order, positions)
+            for place, current in enumerate(zip(indices, shards, numbers, strict=True)):
+                stream.consumed += 1
+                stream.current, stream.left_out = current, False
+                yield current[0]
+                if stream.left_out and self.on_bad == "substitute":
+                    yield from self._substitutes(stream, int(positions[place]))
+        if self.tail != "keep":
+            yield from self._fill_up(stream, length)
+
+    def next_index(self) -> int:
+        """The next number of `index_generator`, one at a time; StopIteration at the end of the epoch."""
+        if self._stream is None or getattr(self, "_indices_of", None) is not self._stream:
+            self._indices_of = self._started()
+            self._indices = self.index_generator()
+        return next(self._indices)
+
+    def index2indices(self, index: int) -> tuple[str, int]:
+        """The number of a sample over the whole dataset → (url of its shard, number in that shard)."""
+        stream = self._stream
+        if stream is not None and stream.current[0] == index:
+            _, shard, number = stream.current
+        else:
+            shard, number = self._locate(index)
+        return self._url(shard), number
+
+    def read(self, url: str, i: int) -> dict[str, Any]:
+        """Sample `i` of a shard, decoded (bytes where the dataset was made with ``decode=False``)."""
+        return self.shard_of(url)[i]
+
+    def shard_of(self, url: str) -> IndexedTarSamples:
+        """The open shard of that url; at most `lru_size` stay open."""
+        stream = self._stream
+        if stream is not None and stream.current[1] >= 0 and self._url(stream.current[1]) == url:
+            return self._shards.get(stream.current[1])
+        if self._numbers is None:
+            self._numbers = {address: shard for shard, address in enumerate(self.table.urls())}
+        return self._shards.get(self._numbers[url])
+
+    def skip_sample(self, index: int, reason: Any = None, bad: bool = True) -> None:
+        """Leave a sample out: it counts as done, and is told by the next RetSample's `missing_*`.
+
+        `bad`: it could not be read; that is logged once a shard, and TooManyBad if there are too many.
+        ``bad=False``: it was not wanted.
+        """
+        stream = self._started()
+        place = self.index2indices(index)
+        indices, places, samples = stream.missing
+        indices.append(index)
+        places.append(place)
+        samples.append(reason)
+        stream.left_out = True
+        stream.seen += 1
+        if bad:
+            self._count_bad(stream, index, place, reason)
+
+    def success_sample(self) -> tuple[list[int], list[tuple[str, int]], list[Any]]:
+        """Count the current sample as read; returns what was left out before it, for its RetSample."""
+        stream = self._started()
+        stream.seen += 1
+        stream.bad_in_row = 0
+        missing = stream.missing
+        if missing[0]:
+            stream.missing = ([], [], [])
+            return missing
+        return [], [], []
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank of this process."""
+        return self._world().rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of data-parallel ranks."""
+        return self._world().world_size
+
+    @property
+    def worker_id(self) -> int:
+        """Which of its rank's streams this worker reads."""
+        return self._stream.world.worker if self._stream is not None else self._world().worker
+
+    @property
+    def num_workers(self) -> int:
+        """The number of this rank's streams."""
+        return self._stream.world.num_workers if self._stream is not None else self._world().num_workers
+
+    @property
+    def lru_size(self) -> int:
+        """The number of shards that a worker holds open."""
+        return self._lru_size
+
+    # -- iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        self._stream = None
+        stream = self._started()
+        for sample in self.data_generator():
+            stream.emitted += 1
+            yield self.present(sample)
+
+    def present(self, sample: RetSample) -> Any:
+        """What iterating yields for a RetSample: itself."""
+        return sample
+
+    def __len__(self) -> int:
+        """Samples that this rank yields in the iteration that comes next (all its workers together)."""
+        state = self.resumed()
+        workers = self._workers
+        if workers is None and state is not None and state.run is not None:
+            workers = state.run.num_workers  # not told: the same as before, then
+        schedule, progress = self.plan(workers)
+        before = schedule.streams_after(progress.rank, progress.batches)
+        return schedule.rank_samples(progress.rank) - sum(before)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the iterations that come: set it before each, on every rank, to the same number."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}: 0 or more was expected")
+        self._control[0] = epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that comes next."""
+        return int(self._control[0])
+
+    def order(self, epoch: int | None = None) -> Order:
+        """The order of an epoch (by default of the one that comes next)."""
+        lanes = self._lanes_for(self._world().world_size)
+        number = self.epoch if epoch is None else epoch
+        return Order(self.counts, self.seed, number, self.shuffle_size, lanes, self.shuffle)
+
+    # -- state
+
+    def load_state_dict(self, state: Mapping[str, Any] | State) -> None:
+        """Go on where a state was taken: the next iteration is the rest of its epoch.
+
+        StateMismatch, with one sentence for each reason, if it doesn't fit this dataset.
+        """
+        loaded = state if isinstance(state, State) else State.from_dict(state)
+        samples = int(self.counts.sum())
+        loaded.check(self.fingerprint, samples, self.seed, self.shuffle, self.shuffle_size)
+        self._stream = None
+        self._lanes = loaded.lanes
+        self._control[0] = loaded.epoch
+        self._control[1] += 1
+        self._resume = (int(self._control[1]), loaded)
+
+    def forget_state(self) -> None:
+        """Start epochs from their beginning again, whatever was loaded (its lanes stay: they are the run's)."""
+        self._control[1] += 1
+        self._resume = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far an iteration in this very process got (``num_workers=0``); else use `ShardedDataLoader`."""
+        stream = self._stream
+        if stream is None or stream.order.epoch != self.epoch:
+            return self.state_of(None).to_dict()
+        batches = -(-stream.emitted // self.batch_size)
+        progress = RankProgress(stream.world.rank, batches, (stream.consumed,))
+        return self.state_of(progress).to_dict()
+
+    def set_data_status(self, status: DataStatus) -> None:
+        """Resume from what a DataStatus counted on this rank, with the same number of ranks and workers."""
+        world, workers = self._world(), range(status.num_workers)
+        emitted = [status.emitted.get(worker, 0) for worker in workers]
+        progress = RankProgress(
+            world.rank,
+            sum(-(-count // self.batch_size) for count in emitted),
+            tuple(status.consumed.get(worker, 0) for worker in workers),
+            int(np.argmin(emitted)),  # DataLoader asks them in turn
+        )
+        self.set_epoch(status.epoch)
+        self.forget_state()
+        run = Run(world.world_size, self.batch_size, status.num_workers, (progress,))
+        self.load_state_dict(State.of(self.order(), self.fingerprint, run=run))
+
+    def place(self) -> tuple[int, int]:
+        """(stream, entries of it done) of the iteration that runs in this process."""
+        stream = self._started()
+        return stream.world.worker, stream.consumed
+
+    def state_of(self, progress: RankProgress | None) -> State:
+        """The state of the epoch at hand, given how far this rank's workers got in it (None: not begun)."""
+        if progress is None:
+            return self.resumed() or State.of(self.order(), self.fingerprint)
+        schedule, _ = self.plan(len(progress.consumed))
+        run = Run(schedule.world_size, schedule.batch_size, schedule.num_workers, (progress,))
+        return State.of(self.order(), self.fingerprint, schedule.done, run)
+
+    def plan(self, num_workers: int | None = None) -> tuple[Schedule, RankProgress]:
+        """How the epoch at hand is dealt out, and where this rank goes on in it.
+
+        A loaded state from the same world is continued in place, stream by stream; after one from another world,
+        what remains is dealt out anew.
+        """
+        world = self._world()
+        workers = world.num_workers if num_workers is None else num_workers
+        state = self.resumed() or State.of(self.order(), self.fingerprint)
+        schedule = state.schedule(world.world_size, self.batch_size, workers, self.tail)
+        return schedule, state.start(schedule, world.rank)
+
+    def resumed(self) -> State | None:
+        """The loaded state, as long as its epoch is the one at hand."""
+        if self._resume is None or self._resume[0] != int(self._control[1]):
+            return None
+        state = self._resume[1]
+        return state if state.epoch == self.epoch else None
+
+    # -- inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["_inherited"] = process_rank() if self._given[0] is None else None
+        for name in ("_indices", "_indices_of"):
+            state.pop(name, None)
+        state.update(_stream=None, _numbers=None, _urls={})
+        del state["_shards"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shards = OpenShards(self._lru_size, self.open_shard)
+
+    def __copy__(self) -> IndexedTarDataset:
+        """Another dataset over the same shards, with an epoch and a state of its own."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._stream, other._urls = None, {}
+        other._shards = OpenShards(self._lru_size, other.open_shard)
+        other._control = self._control.clone().share_memory_()
+        return other
+
+    def for_loader(self, batch_size: int, tail: Tail, num_workers: int) -> IndexedTarDataset:
+        """A copy that knows what its DataLoader does."""
+        Schedule(0, 1, batch_size, num_workers, tail)
+        other = copy.copy(self)
+        other.batch_size, other.tail, other._workers = batch_size, tail, max(1, num_workers)
+        return other
+
+    def select(self, kept: Sequence[Ints]) -> None:
+        """Let only these samples of each shard take part: ascending numbers, one array for each shard."""
+        if len(kept) != len(self.table):
+            raise ValueError(f"{len(kept)} selections for {len(self.table)} shards")
+        counts = np.array([len(numbers) for numbers in kept], np.int64)
+        begins = np.zeros(len(kept) + 1, np.int64)
+        np.cumsum(counts, out=begins[1:])
+        flat = np.concatenate([np.asarray(numbers, np.uint32) for numbers in kept])
+        self._selection = begins, flat
+        self.counts = counts
+        digest = hashlib.sha256(flat.tobytes()).hexdigest()[:16]
+        self.fingerprint = fingerprint([self.table.fingerprint, digest], [len(flat), len(kept)])
+
+    def open_shard(self, shard: int) -> IndexedTarSamples:
+        """Open one shard, for the `lru_size` that stay open."""
+        return IndexedTarSamples(
+            self.table.url(shard),
+            storage_options=self.table.storage_options(shard),
+            index_root=self.index_root,
+            **self._arguments,
+        )
+
+    def _world(self) -> World:
+        world = current_world(*self._given, inherited=self._inherited)
+        if self._workers is not None and world.num_workers != self._workers:
+            # The main process, asking on behalf of its loader's workers.
+            return World(world.rank, world.world_size, 0, self._workers)
+        return world
+
+    def _started(self) -> _Stream:
+        if self._stream is None:
+            self._stream = self._begin()
+        return self._stream
+
+    def _lanes_for(self, world_size: int) -> int:
+        if self._lanes is not None:  # a loaded state's: part of the order
+            return self._lanes
+        if self.sharding == "auto":
+            return choose_lanes(len(self.table), world_size, self.shuffle)
+        return world_size if self.sharding == "url" else 1
+
+    def _begin(self) -> _Stream:
+        world, order = self._world(), self.order()
+        schedule, progress = self.plan(world.num_workers)
+        world = World(world.rank, world.world_size, progress.stream(world.worker), world.num_workers)
+        planned = schedule.worker_samples(world.rank, world.worker)
+        emitted = schedule.streams_after(world.rank, progress.batches)[world.worker]
+        stream = _Stream(
+            world, order, schedule, planned, progress.consumed[world.worker], min(emitted, planned)
+        )
+        if self.shuffle and order.largest_window > self._lru_size and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%r: a window of %d samples spreads over %d shards, but lru_size is %d: shards are opened again and "
+                "again. Raise lru_size, or lower shuffle_size",
+                self, self.shuffle_size, order.largest_window, self._lru_size,
+            )  # fmt: skip
+        return stream
+
+    def _places(self, order: Order, positions: Any) -> tuple[list[int], list[int], list[int]]:
+        shards, numbers = order.at(positions)
+        numbers = self._kept(shards, numbers)
+        indices = self.table.begins[shards] + numbers
+        return indices.tolist(), shards.tolist(), numbers.tolist()
+
+    def _kept(self, shards: Ints, numbers: Ints) -> Ints:
+        """The numbers in their shards of the n-th samples that take part."""
+        if self._selection is None:
+            return numbers
+        begins, kept = self._selection
+        return np.asarray(kept[begins[shards] + numbers], np.int64)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < self.table.num_samples:
+            raise IndexError(f"{self!r}: there is no sample {index}")
+        return self.table.locate(index)
+
+    def _url(self, shard: int) -> str:
+        url = self._urls.get(shard)
+        if url is None:
+            if len(self._urls) >= _URLS_KEPT:
+                self._urls.clear()
+            url = self._urls[shard] = self.table.url(shard)
+        return url
+
+    def _substitutes(self, stream: _Stream, position: int) -> Iterator[int]:
+        """Other samples in the place of one that was left out, until one is read: half an epoch away, and on."""
+        samples = len(stream.order)
+        for step in range(self.max_bad_in_row):
+            other = np.array([(position + samples // 2 + step) % samples])
+            yield self._hand_out(stream, other)
+            if not stream.left_out:
+                return
+
+    def _fill_up(self, stream: _Stream, length: int) -> Iterator[int]:
+        """Repeat samples of this stream from its start, where left-out ones made it too short."""
+        world, failed = stream.world, 0
+        while stream.emitted < stream.planned and length:
+            place = (stream.consumed - length) % length
+            stream.consumed += 1
+            before = stream.emitted
+            yield self._hand_out(stream, stream.schedule.stream(world.rank, world.worker, place, place + 1))
+            failed = 0 if stream.emitted > before else failed + 1
+            if failed >= length:
+                raise TooManyBad(
+                    f"{self!r}: none of the {length} samples of worker {world.worker} can be read"
+                )
+
+    def _hand_out(self, stream: _Stream, positions: Any) -> int:
+        indices, shards, numbers = self._places(stream.order, positions)
+        stream.current, stream.left_out = (indices[0], shards[0], numbers[0]), False
+        return indices[0]
+
+    def _count_bad(self, stream: _Stream, index: int, place: tuple[str, int], reason: Any) -> None:
+        stream.bad += 1
+        stream.bad_in_row += 1
+        shard = stream.current[1] if stream.current[0] == index else self._locate(index)[0]
+        if shard not in stream.told:
+            stream.told.add(shard)
+            logger.warning(
+                "%s: sample %d is left out: %s (told once a shard; RetSample.missing_* counts all)",
+                *place,
+                reason,
+            )
+        if stream.bad_in_row >= self.max_bad_in_row:
+            raise TooManyBad(
+                f"{self!r}: {stream.bad_in_row} bad samples in a row, at last {place[0]} sample {place[1]}: {reason}. "
+                "See what is wrong with them, or raise max_bad_in_row"
+            )
+        if stream.seen >= _JUDGED_AFTER and stream.bad > self.max_bad_fraction * stream.seen:
+            raise TooManyBad(
+                f"{self!r}: {stream.bad} of {stream.seen} samples were bad, more than max_bad_fraction="
+                f"{self.max_bad_fraction}; at last {place[0]} sample {place[1]}: {reason}"
+            )

@@ -1,0 +1,206 @@
+"""The shards of a dataset: addresses and numbers of samples, in one fixed order, without opening any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loader import storage
+from loader.errors import BadMeta, UnknownDataset
+from loader.indexing import ensure_index
+from loader.meta import meta_address, read_meta
+from loader.registry import DatasetEntry, load_registry, resolve
+from loader.state import fingerprint
+from loader.storage import StorageOptions
+
+DEFAULT_REGISTRY = "configs/datasets.json"
+
+Ints = npt.NDArray[np.int64]
+Where = tuple[str, str, StorageOptions | None]  # (label, root, storage options)
+
+
+class ShardTable:
+    """Addresses and counts, a few dozen bytes a shard.
+
+    Names lie in one block of bytes, so 100,000 shards are three arrays, not 100,000 objects; pickled to spawned
+    workers (by torch's own pickler) they travel as shared memory. Immutable; safe with threads and after a fork.
+    """
+
+    def __init__(self, groups: Iterable[tuple[Where, Mapping[str, int]]]) -> None:
+        """From groups of one root each: ((label, root, storage options), {relative path: samples})."""
+        self._wheres: list[Where] = []
+        names: list[bytes] = []
+        counts: list[int] = []
+        sizes: list[int] = []
+        for where, shards in groups:
+            self._wheres.append(where)
+            sizes.append(len(shards))
+            names += [name.encode("utf-8", "surrogateescape") for name in shards]
+            counts += shards.values()
+        self.counts: Ints = np.array(counts, np.int64)
+        self._group_begins: Ints = _begins(sizes)
+        self._name_begins: Ints = _begins([len(name) for name in names])
+        self._names: npt.NDArray[np.uint8] = np.frombuffer(b"".join(names), np.uint8)
+        self.fingerprint: str = fingerprint(
+            [
+                f"{where[0]}/{name.decode('utf-8', 'surrogateescape')}"
+                for where, name in self._labelled(names)
+            ],
+            self.counts,
+        )
+
+    def _labelled(self, names: Sequence[bytes]) -> Iterable[tuple[Where, bytes]]:
+        for group, where in enumerate(self._wheres):
+            for name in names[self._group_begins[group] : self._group_begins[group + 1]]:
+                yield where, name
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        import torch
+
+        state = dict(self.__dict__)
+        state.pop("begins", None)
+        for name in ("counts", "_group_begins", "_name_begins", "_names"):
+            # One copy for all workers, and this process goes on with that one.
+            shared = torch.from_numpy(np.array(getattr(self, name))).share_memory_()  # type: ignore[no-untyped-call]
+            setattr(self, name, shared.numpy())
+            state[name] = shared
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in ("counts", "_group_begins", "_name_begins", "_names"):
+            state[name] = state[name].numpy()
+        self.__dict__.update(state)
+
+    @cached_property
+    def begins(self) -> Ints:
+        """The number, over the whole dataset, of each shard's first sample; and the number of samples."""
+        return _begins(self.counts)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return int(self.begins[-1])
+
+    def url(self, shard: int) -> str:
+        """The address of a shard."""
+        first, last = self._name_begins[shard : shard + 2].tolist()
+        name = self._names[first:last].tobytes().decode("utf-8", "surrogateescape")
+        return storage.join(self._where(shard)[1], name)
+
+    def storage_options(self, shard: int) -> StorageOptions | None:
+        """What the shard's store wants to be told."""
+        return self._where(shard)[2]
+
+    def _where(self, shard: int) -> Where:
+        return self._wheres[int(np.searchsorted(self._group_begins, shard, side="right")) - 1]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """The number of a sample over the whole dataset → (shard, sample in it)."""
+        shard = int(np.searchsorted(self.begins, number, side="right")) - 1
+        return shard, number - int(self.begins[shard])
+
+    def urls(self) -> list[str]:
+        """All addresses, in order."""
+        return [self.url(shard) for shard in range(len(self))]
+
+
+def _begins(sizes: Sequence[int] | Ints) -> Ints:
+    begins = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(np.asarray(sizes, np.int64), out=begins[1:])
+    return begins
+
+
+def find_shards(
+    name: str | os.PathLike[str] | Sequence[str],
+    registry: str | Mapping[str, DatasetEntry] | None = None,
+    storage_options: StorageOptions | None = None,
+    index_root: str | None = None,
+) -> ShardTable:
+    """The shards that a name means.
+
+    `name`: a pattern of names in the registry; else the address of a dataset's folder (one that has a meta.json),
+    of one tar, a glob of tars, or a list of such. `registry`: a file or loaded entries; by default
+    ``configs/datasets.json`` where it exists. `storage_options` are for addresses that come from no registry.
+
+    UnknownDataset if nothing has that name; BadMeta if a folder has no meta.json, or there are no shards.
+    """
+    if not isinstance(name, (str, os.PathLike)):
+        tables = [_by_address(part, storage_options, index_root) for part in name]
+        return _table(str(list(name)), [group for groups in tables for group in groups])
+    text = os.fspath(name)
+    if not text.strip():
+        raise UnknownDataset(
+            "an empty dataset name: give a name in the registry, or the address of a dataset"
+        )
+    entries: list[DatasetEntry] = []
+    problem: UnknownDataset | None = None
+    known = _registry(registry, storage_options)
+    if known is not None:
+        try:
+            entries = resolve(text, known)
+        except UnknownDataset as error:
+            problem = error
+    if entries:
+        return _table(text, [_entry_group(entry) for entry in entries])
+    try:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        groups = [group for part in parts for group in _by_address(part, storage_options, index_root)]
+    except FileNotFoundError as error:
+        if problem is not None:
+            raise UnknownDataset(f"{problem}; and no such file or folder either") from error
+        raise UnknownDataset(
+            f"{text!r} is neither the address of a dataset or a tar nor a registered name "
+            f"(there is no registry {DEFAULT_REGISTRY} here: name one with registry=…)"
+        ) from error
+    return _table(text, groups)
+
+
+def _table(what: str, groups: list[tuple[Where, Mapping[str, int]]]) -> ShardTable:
+    table = ShardTable(groups)
+    if not len(table):
+        raise BadMeta(f"{what}: no shards in it: pack some, or run gen_meta where there are tars")
+    return table
+
+
+def _registry(
+    registry: str | Mapping[str, DatasetEntry] | None, storage_options: StorageOptions | None
+) -> Mapping[str, DatasetEntry] | None:
+    if registry is None:
+        return load_registry(DEFAULT_REGISTRY) if os.path.exists(DEFAULT_REGISTRY) else None
+    if isinstance(registry, Mapping):
+        return registry
+    return load_registry(os.fspath(registry), storage_options)
+
+
+def _entry_group(entry: DatasetEntry) -> tuple[Where, Mapping[str, int]]:
+    shards = read_meta(entry.tar_meta_path, entry.storage_options)
+    return (entry.name, entry.dir, entry.storage_options), {
+        n: shard.num_samples for n, shard in shards.items()
+    }
+
+
+def _by_address(
+    part: str, options: StorageOptions | None, index_root: str | None
+) -> list[tuple[Where, Mapping[str, int]]]:
+    address = storage.normalise(part)
+    if storage.is_dir(address, options):
+        shards = read_meta(meta_address(address), options)
+        return [(("", address, options), {name: shard.num_samples for name, shard in shards.items()})]
+    if address.endswith("meta.json"):
+        shards = read_meta(address, options)
+        return [
+            (("", storage.parent(address), options), {n: shard.num_samples for n, shard in shards.items()})
+        ]
+    groups: dict[str, dict[str, int]] = {}
+    for tar in storage.expand(part, ".tar", options):
+        index, _ = ensure_index(tar, options, index_root=index_root, checksum=False)
+        groups.setdefault(storage.parent(tar), {})[storage.name(tar)] = index.num_samples
+    return [(("", root, options), shards) for root, shards in groups.items()]
