@@ -302,7 +302,7 @@ def test_the_seed_does_not_matter_without_shuffling() -> None:
         ({"run": {**GOLDEN["state"]["run"], "ranks": [1]}}, "'ranks' holds 1"),
         (
             {"run": {**GOLDEN["state"]["run"], "ranks": [{"rank": 0, "batches": 1, "consumed": [1, -1]}]}},
-            "is 99",
+            "is -1",
         ),
         (
             {"run": {**GOLDEN["state"]["run"], "ranks": [{"rank": 0, "batches": 99, "consumed": [1, 1]}]}},
