@@ -19,13 +19,14 @@ import numpy as np
 from numpy.lib import format as npy
 
 from loader import storage
-from loader.errors import BadAddress, BadIndex, BadMeta, BadSample, TruncatedTar
+from loader.errors import BadAddress, BadIndex, BadMeta, BadSample, ShardflowError, TruncatedTar
 from loader.index import Index, load_index
 from loader.indexing import build, check_fresh, find_fresh, tar_buffer
 from loader.meta import ShardMeta, meta_address, read_meta
-from loader.progress import human_size, listing, table
+from loader.progress import command, complain, human_size, listing, table
 from loader.storage import StorageOptions
 
+NAME = "shardflow show"
 LIMIT = 10  # samples, shards or members that are listed, unless said otherwise
 _LINES = 60  # of one value
 _WIDTH = 2_000  # characters of one line
@@ -66,6 +67,24 @@ def show(
         table(section.title, section.columns, section.rows, stream)
     for title, lines in page.values:
         listing(title, lines, stream)
+
+
+def main(paths: Sequence[str], limit: int = LIMIT) -> int:
+    """The body of ``shardflow show``: print each of `paths`; returns the exit status, 1 if one of them is bad."""
+
+    def body() -> int:
+        status = 0
+        for path in paths:
+            try:
+                show(path, limit)
+            except BrokenPipeError:  # noqa: PERF203 - one bad path doesn't hide the others
+                raise
+            except (ShardflowError, OSError) as error:
+                complain(NAME, str(error))
+                status = 1
+        return status
+
+    return command(body, NAME)
 
 
 def describe(path: str, limit: int = LIMIT, storage_options: StorageOptions | None = None) -> Page:

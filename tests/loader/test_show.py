@@ -22,7 +22,7 @@ from loader.errors import BadAddress, BadIndex, BadMeta, BadTar
 from loader.gen_meta import gen_meta
 from loader.index import index_path
 from loader.meta import ShardMeta, write_meta
-from loader.show import Page, describe, show, value_lines
+from loader.show import Page, describe, main, show, value_lines
 
 
 def jpeg() -> bytes:
@@ -351,3 +351,15 @@ def test_what_a_person_sees(tar: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert out[:4] == ["sample", f"tar     {tar}", "number  0", "key     x/01"]
     assert "x/01.json" in out
     assert '    "caption": "a cat"' in out
+
+
+def test_the_command_goes_on_after_a_bad_path(
+    tmp_path: Path, tar: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{tar}#0"]) == 0
+    capsys.readouterr()
+    assert main([str(tmp_path / "gone\x1b.tar"), f"{tar}#9", tar]) == 1
+    out, err = capsys.readouterr()
+    assert [line.split(": ")[0] for line in err.splitlines()] == ["shardflow show"] * 2
+    assert r"gone\x1b.tar" in err
+    assert tar in out
