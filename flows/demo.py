@@ -1,101 +1,116 @@
-"""The demo's material: real photographs that come inside the wheels of scikit-image and scikit-learn.
-
-Nothing is downloaded. What the pictures are made of, and what is said about them, is data in ``configs/demo``.
-"""
+"""``shardflow demo``: the whole way on real photographs, from loose files to shuffled batches, with a page to look at."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from loader.progress import table
 
-from loader.errors import BadConfig
-from loader.images import decode_image
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "demo"
-_ORIENTATION = 0x0112  # the EXIF tag
-
-# A step of configs/demo/pictures.jsonl: [name, *arguments].
-_STEPS: dict[str, Callable[..., Image.Image]] = {
-    "crop": lambda image, *box: image.crop(box),  # left, top, right, bottom in pixels
-    "mirror": ImageOps.mirror,  # left to right
-    "half_turn": lambda image: image.transpose(Image.Transpose.ROTATE_180),
-    "quarter_turn": lambda image: image.transpose(Image.Transpose.ROTATE_270),  # clockwise
-    "stored_sideways": lambda image: image.transpose(Image.Transpose.ROTATE_90),  # see `_save`
-    "grey": ImageOps.grayscale,
-    "negative": ImageOps.invert,
-    "sepia": lambda image: ImageOps.colorize(ImageOps.grayscale(image), "#1c0f05", "#fff1d6", "#9c7a52"),
-    "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
-    "blocks": lambda image, side: image.reduce(side).resize(image.size, Image.Resampling.NEAREST),
-    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-    "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-    "cmyk": lambda image: image.convert("CMYK"),
-}
+SEED = 42
+BATCH = 8
+WORKERS = 2
+_SHOWN = 5  # batches printed
 
 
-def make_photos(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Write the demo's pictures into `folder` and return the records that speak of them, ready for `pack`.
+def main(out: str) -> int:
+    """Pack the photographs into `out`, read one epoch back, write the contact sheet; returns the exit status."""
+    from flows.cli import run_job
+    from flows.photos import make_photos
 
-    The names of pictures in the records are relative to `folder`. Unmodified pictures are the very bytes that the
-    wheel holds. A second call writes the same files again.
-    """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    taken_by = {}
-    for picture in _lines(CONFIGS / "pictures.jsonl"):
-        _make(picture, target)
-        taken_by[picture["file"]] = picture["credit"]
-    records = list(_lines(CONFIGS / "records.jsonl"))
-    for record in records:
-        # Some licences ask for it, so who took a picture travels with every sample that shows it.
-        if names := picture_names(record):
-            record["credits"] = sorted({taken_by[name] for name in names})
-    return records
+    out = os.path.abspath(out)
+    source, dataset = os.path.join(out, "photos"), os.path.join(out, "dataset")
+    _say(f"1. Photographs and captions → {source}")
+    records = make_photos(source)
+    with open(os.path.join(source, "records.jsonl"), "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    _say(f"   {len(records)} records: captions, editing pairs, interleaved texts, text alone\n")
+
+    _say(
+        f"2. shardflow prepare --source {os.path.join(source, 'records.jsonl')} --output {dataset} --max-samples 20"
+    )
+    parameters = {
+        "source": os.path.join(source, "records.jsonl"),
+        "output": dataset,
+        "max_samples": 20,
+        "max_bad_fraction": 0.0,
+    }
+    status = run_job("prepare", parameters)
+    if status:
+        return status
+
+    _say(f"\n3. One shuffled epoch through the loader (seed {SEED}, batches of {BATCH}, {WORKERS} workers)")
+    samples = _read_epoch(dataset)
+    if len(samples) != len(records) or len({sample["__key__"] for sample in samples}) != len(records):
+        sys.stderr.write(f"shardflow demo: {len(samples)} samples were read, {len(records)} were packed\n")
+        return 1
+
+    from loader.contact_sheet import contact_sheet
+
+    sheet = os.path.join(out, "contact-sheet.html")
+    contact_sheet(_cards(samples), sheet, "Shardflow demo: one epoch, in training order")
+    table(
+        "What there is now",
+        ("what", "where"),
+        [
+            ("loose photographs and records", source),
+            ("shards, indexes, meta.json", dataset),
+            ("a page to look at: open it in a browser", sheet),
+            ("look into a shard", f"shardflow show {os.path.join(dataset, 'shard-000000.tar')}"),
+            ("one sample of it", f"shardflow show '{os.path.join(dataset, 'shard-000000.tar')}#0'"),
+        ],
+    )
+    return 0
 
 
-def picture_names(record: dict[str, Any]) -> list[str]:
-    """The pictures of a record, in order."""
-    single = [record[field] for field in ("image", "input_image", "output_image") if field in record]
-    return [*single, *record.get("images", [])]
+def _read_epoch(dataset: str) -> list[dict[str, Any]]:
+    from loader import SampleDataset, ShardedDataLoader
+
+    loader = ShardedDataLoader(
+        SampleDataset(dataset, seed=SEED), batch_size=BATCH, num_workers=WORKERS, collate_fn=list, tail="keep"
+    )
+    samples: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    rows = []
+    for number, batch in enumerate(loader):
+        samples += batch
+        if number < _SHOWN:
+            rows.append(
+                (number, " ".join(str(int(sample["__key__"])) for sample in batch), _caption(batch[0]))
+            )
+    table(
+        f"{len(samples)} samples in {len(loader)} batches, {time.perf_counter() - started:.1f} s with starting the "
+        "workers; the first ones:",
+        ("batch", "samples (their numbers in the source)", "caption of its first"),
+        rows,
+    )
+    return samples
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+def _caption(sample: dict[str, Any]) -> str:
+    text = str(sample[".json"]["caption"])
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _make(picture: dict[str, Any], folder: Path) -> None:
-    data = _shipped(picture["from"]).read_bytes()
-    steps = picture.get("steps", [])
-    target = folder / picture["file"]
-    if not steps:
-        target.write_bytes(data)
-        return
-    image = decode_image(data)
-    for name, *arguments in steps:
-        image = _STEPS[name](image, *arguments)
-    options: dict[str, Any] = {} if target.suffix == ".png" else {"quality": 92}
-    if steps[-1][0] == "stored_sideways":
-        # As a phone does it: the pixels lie on their side, and a tag says which way is up.
-        options["exif"] = Image.Exif()
-        options["exif"][_ORIENTATION] = 6
-    image.save(target, **options)
+def _cards(samples: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
+    for sample in samples:
+        document = sample[".json"]
+        details = {**document.get("metadata", {}), **document.get("caption_all", {})}
+        yield sample["__key__"], document["caption"], _images(sample), details
 
 
-def _shipped(name: str) -> Path:
-    """A file inside an installed package, found without importing the package."""
-    package, _, rest = name.partition("/")
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise BadConfig(
-            f"the demo's photographs come with {package}, which is not installed: "
-            "`make demo` installs it, and so does pip install 'shardflow[demo]'"
-        )
-    return Path(spec.submodule_search_locations[0], rest)
+def _images(sample: dict[str, Any]) -> list[Any]:
+    pictures: list[Any] = []
+    for extension, value in sample.items():
+        if extension in (".jpg", ".png", ".webp"):
+            pictures += value if isinstance(value, list) else [value]
+    return pictures
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

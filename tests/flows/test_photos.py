@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows import demo
+from flows import photos
 from loader.errors import BadConfig
 from loader.images import decode_image, image_extension
 from tasks import recipes
@@ -19,11 +19,11 @@ from tasks import recipes
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos")
-    return folder, demo.make_photos(folder)
+    return folder, photos.make_photos(folder)
 
 
 def picture_lines():
-    return list(demo._lines(demo.CONFIGS / "pictures.jsonl"))
+    return list(photos._lines(photos.CONFIGS / "pictures.jsonl"))
 
 
 def pixels(folder, name):
@@ -39,7 +39,7 @@ def test_every_picture_is_there_and_is_used(made):
     folder, records = made
     files = {path.name for path in folder.iterdir()}
     assert files == {picture["file"] for picture in picture_lines()}
-    assert files == {name for record in records for name in demo.picture_names(record)}
+    assert files == {name for record in records for name in photos.picture_names(record)}
     assert len({picture["file"] for picture in picture_lines()}) == len(picture_lines())
 
 
@@ -61,7 +61,7 @@ def test_unmodified_photographs_are_byte_identical(made):
 
 def test_a_second_call_writes_the_same(made, tmp_path):
     folder, records = made
-    assert demo.make_photos(tmp_path) == records
+    assert photos.make_photos(tmp_path) == records
     for path in folder.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
@@ -72,7 +72,7 @@ def test_pack_takes_every_record_and_placeholders_match(made):
     for raw in records:
         record = recipes.default(raw)
         recipes.check(record)
-        wanted = [f"<image_{n}>" for n in range(len(demo.picture_names(raw)))]
+        wanted = [f"<image_{n}>" for n in range(len(photos.picture_names(raw)))]
         assert re.findall(r"<image_\d+>", record.caption) == wanted
         assert re.sub(r"<image_\d+>", "", record.caption).strip()
         kinds[next(kind for kind in kinds if kind in raw)] += 1
@@ -84,7 +84,7 @@ def test_pack_takes_every_record_and_placeholders_match(made):
 def test_whoever_took_a_picture_is_named(made):
     _, records = made
     for record in records:
-        if demo.picture_names(record):
+        if photos.picture_names(record):
             assert record["credits"] and all(record["credits"])
     assert any("CC BY 2.0" in credit for record in records for credit in record.get("credits", []))
 
@@ -133,6 +133,6 @@ def test_the_awkward_kinds_are_among_them(made):
 
 
 def test_without_the_wheels_the_error_says_how_to_get_them(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(photos.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadConfig, match=r"skimage.*make demo"):
-        demo.make_photos(tmp_path)
+        photos.make_photos(tmp_path)
