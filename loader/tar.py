@@ -5,7 +5,7 @@ Formats after POSIX.1-2001 "pax Interchange Format" and the GNU tar manual's "Ba
 are what the chain says. A header's size field leads to the next header, so the chain itself is followed one by
 one; everything else about a header (checksum, type, name) is looked at in bulk, thousands at a time. Where
 members are small, the size fields of all 512-byte blocks that could be headers are read in bulk as well, and
-only the jumps remain.
+only the jumps remain. Whatever is unusual about a header is left to `Walk._step`, which looks at one.
 
 Writing (`TarWriter`): ustar, with a pax record only where a name or a size needs one; mtime, owner and mode are
 fixed, so equal members give equal bytes.
@@ -27,10 +27,14 @@ from loader.errors import BadTar, TruncatedTar
 Buffer: TypeAlias = bytes | mmap.mmap  # what slices to bytes without a copy of the whole
 
 BLOCK = 512
-_WINDOW = 1 << 14  # blocks looked at together (8 MiB), where only plain headers come
+_WINDOW = 1 << 12  # blocks looked at together (2 MiB, which a cache holds), where only plain headers come
 _SMALLEST_WINDOW = 64  # and where other ones lie between them
 _SPARSE = 24  # blocks a member: from here on, hopping beats looking at every block
 _BATCH = 4096  # headers hopped over before they are decoded together
+_FIRST_BATCH = 256
+_SMALLEST_BATCH = 16
+_FEW = 8  # members: fewer than these at once, and bulk costs more than it saves
+_PATIENCE = 255  # headers taken one by one, at most, before bulk is tried again
 _LONGEST_RECORD = 8 << 20  # bytes of one pax or long-name record
 
 _COMPRESSED = {
@@ -43,6 +47,9 @@ _COMPRESSED = {
 }
 _NO_FILE = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"5": "directory",
             b"6": "pipe", b"V": "volume label", b"D": "directory"}  # fmt: skip
+_NO_BODY = b"\x00123456"  # whatever the size field of a link, a device or a directory says
+_FILES = b"0\x007"  # \0 is the v7 spelling; 7 was for files that lie in one piece on disk
+_BULK = b"0\x00xL"  # types that are read in bulk
 _POWERS = 8.0 ** np.arange(10, -1, -1)  # exact: 8**11 < 2**53
 _EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
 
@@ -119,23 +126,30 @@ class Walk:
         self.pending = _Pending()
         self.ended = False
         self.window = _SMALLEST_WINDOW  # blocks that `_dense` looks at together
+        self.batch = _FIRST_BATCH  # headers that `_hop` looks at together
         # A view of whole blocks; bytes after the last whole block can hold no header.
         blocks = self.size // BLOCK
         self.rows: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, blocks * BLOCK).reshape(-1, BLOCK)
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_start()
-        dense, most = False, 256  # the first few tell which way is the faster one
+        dense = False  # the first few headers tell which way is the faster one
+        wait = backoff = 0  # headers to take one by one; doubled each time that bulk finds next to nothing
         while not self.ended:
-            start = self.at
-            bulk = self._dense() if dense else self._hop(most)
+            start, bulk = self.at, None
+            if self.pending.start is None:
+                if wait:
+                    wait -= 1
+                else:
+                    bulk = self._dense() if dense else self._hop()
+                    few = bulk is None or len(bulk.names) < _FEW
+                    wait, backoff = (backoff, min(2 * backoff + 1, _PATIENCE)) if few else (0, 0)
+                    dense = bulk is not None and self.at - start < len(bulk.names) * _SPARSE * BLOCK
             if bulk is not None:
                 if self.found.names:
                     yield self._flush(start)
                 yield bulk
-                dense, most = self.at - start < len(bulk.names) * _SPARSE * BLOCK, _BATCH
             else:
-                # Whatever is not a plain regular file's header: extension records, links, the end.
                 self._step()
                 if len(self.found.names) >= _BATCH:
                     yield self._flush(self.at)
@@ -158,8 +172,8 @@ class Walk:
         if self.size == 0:
             raise TruncatedTar(f"{self.shard}: a file of zero bytes is no tar: write it again")
         head = self.buffer[:8]
-        for magic, kind in _COMPRESSED.items():
-            if head.startswith(magic):
+        for magic, kind in _COMPRESSED.items():  # a member's name may begin like one: "BZhang.jpg"
+            if head.startswith(magic) and not _checksum_fits(self.buffer[:BLOCK]):
                 raise BadTar(
                     f"{self.shard}: compressed with {kind}; members of a compressed tar can't be reached one by "
                     "one: decompress it first"
@@ -171,16 +185,14 @@ class Walk:
 
     # -- plain headers, in bulk
 
-    def _hop(self, most: int) -> Batch | None:
+    def _hop(self) -> Batch | None:
         """Follow plain headers from one to the next; None if the very next one is not plain."""
-        if self.pending.start is not None:
-            return None
         buffer, position, end = self.buffer, self.at, self.size - BLOCK + 1
         headers: list[int] = []
         try:
-            while position < end and len(headers) < most:
+            while position < end and len(headers) < self.batch:
                 size = int(buffer[position + 124 : position + 135], 8)
-                if buffer[position + 156] != 48 or size < 0:  # "0": a regular file
+                if buffer[position + 156] not in _BULK or size < 0:
                     break
                 headers.append(position)
                 position += (size + 1023) & -BLOCK
@@ -193,18 +205,17 @@ class Walk:
 
     def _dense(self) -> Batch | None:
         """The same for small members: read the size field of every block that looks like a header."""
-        if self.pending.start is not None:
-            return None
         first = self.at // BLOCK
         window = self.rows[first : first + self.window]
         candidates = np.flatnonzero(window[:, 257] == 117)  # the u of "ustar"
         if not len(candidates) or candidates[0] != 0:
+            self.window = _SMALLEST_WINDOW
             return None
         rows = window[candidates]
         sizes, plain = _plain_sizes(rows)
         jumps = np.zeros(len(window), np.int64)
         jumps[candidates] = np.where(plain, candidates + 1 + ((sizes + (BLOCK - 1)) >> 9), 0)
-        # One list look-up a member: the only step that goes from header to header.
+        # One list look-up a header: the only step that goes from one to the next.
         steps = jumps.tolist()
         place, chain, limit = 0, [], len(steps)
         while place < limit and (following := steps[place]):
@@ -214,33 +225,67 @@ class Walk:
         if not chain:
             return None
         kept = np.array(chain, np.int64)
-        return self._decode(rows[np.searchsorted(candidates, kept)], kept + first)
+        if len(kept) < len(candidates):  # a payload that looks like a header, or what lies beyond the chain
+            rows = rows[np.searchsorted(candidates, kept)]
+        return self._decode(rows, kept + first)
 
     def _decode(self, rows: npt.NDArray[np.uint8], blocks: Ints) -> Batch | None:
         """Check and read the headers `rows` at `blocks`, up to the first that needs a closer look."""
         sizes, plain = _plain_sizes(rows)
         plain &= _checksums_fit(rows)
-        offsets = (blocks + 1) * BLOCK
-        plain &= offsets + sizes <= self.size
+        bodies = (blocks + 1) * BLOCK
+        plain &= bodies + sizes <= self.size
         count = len(rows) if plain.all() else int(np.argmin(plain))
+        longer: list[tuple[int, bytes]] = []
+        members: Any = slice(count)
+        if (rows[:count, 156] != 48).any():
+            count, longer = self._extended(rows[:count], bodies, sizes)
+            members = np.flatnonzero(rows[:count, 156] < 50)  # "0" and NUL
+        if count < len(rows) - 1:  # don't read so far ahead for nothing again (the last may want its member)
+            self.window, self.batch = _SMALLEST_WINDOW, _SMALLEST_BATCH
+        else:
+            self.batch = min(4 * self.batch, _BATCH)
         if count == 0:
             return None
-        names = _names(rows[:count])
-        self.at = int(blocks[count - 1] + 1 + ((sizes[count - 1] + BLOCK - 1) >> 9)) * BLOCK
+        names = _names(rows[members])
+        for row, name in longer:
+            names[int(np.searchsorted(members, row))] = name
+        self.at = int(bodies[count - 1] + ((sizes[count - 1] + BLOCK - 1) & -BLOCK))
         self.last = names[-1]
         skipped, self.skipped = self.skipped, []
-        batch = Batch(names, offsets[:count], sizes[:count], blocks[:count] * BLOCK, skipped, self.at)
-        if not rows[:count, 156].all() and any(name.endswith(b"/") for name in names):  # v7's directories
-            self._drop_folders(batch)
-        return batch
+        return Batch(names, bodies[members], sizes[members], blocks[members] * BLOCK, skipped, self.at)
 
-    def _drop_folders(self, batch: Batch) -> None:
-        keep = [i for i, name in enumerate(batch.names) if not name.endswith(b"/")]
-        batch.skipped += [("directory", name) for name in batch.names if name.endswith(b"/")]
-        batch.names = [batch.names[i] for i in keep]
-        batch.offsets, batch.sizes, batch.headers = (
-            array[keep] for array in (batch.offsets, batch.sizes, batch.headers)
-        )
+    def _extended(
+        self, rows: npt.NDArray[np.uint8], bodies: Ints, sizes: Ints
+    ) -> tuple[int, list[tuple[int, bytes]]]:
+        """Read what stands before its member's header and says no more than a name, as most of it does.
+
+        Returns how many rows could be read, and (row, name) of the members whose name is told by another.
+        """
+        longer: list[tuple[int, bytes]] = []
+        kinds = rows[:, 156].tolist()
+        for row in np.flatnonzero(rows[:, 156] != 48).tolist():
+            kind, following = kinds[row], kinds[row + 1] if row + 1 < len(kinds) else None
+            if kind == 0:
+                if _name(rows[row].tobytes()).endswith(b"/"):  # a directory, as v7 spells it
+                    return row, longer
+                continue
+            if following != 48 or sizes[row] > _LONGEST_RECORD:
+                return row, longer
+            start = int(bodies[row])
+            data = self.buffer[start : start + int(sizes[row])]
+            if kind == 76:  # L
+                longer.append((row + 1, data.split(b"\0", 1)[0]))
+                continue
+            try:
+                records = dict(_pax(data))
+            except ValueError:
+                return row, longer
+            if b"size" in records or b"GNU.sparse." in data:
+                return row, longer
+            if records.get(b"path"):
+                longer.append((row + 1, records[b"path"]))
+        return len(kinds), longer
 
     # -- any header, one at a time
 
@@ -270,18 +315,21 @@ class Walk:
             what = "the continuation of a multi-volume archive" if kind == b"M" else "a sparse file"
             raise BadTar(f"{self._where()}: member {_show(name)} is {what}, whose bytes don't lie in one piece: "
                          "repack it without")  # fmt: skip
-        if kind in _NO_FILE or (kind == b"\0" and name.endswith(b"/")):
-            self.skipped.append((_NO_FILE.get(kind, "directory"), name))
-            size = size if kind in (b"D", b"5") else 0  # links have no body, whatever they say
-            self._advance(body, size, name)
-            return None
-        if pending.size is not None:
+        folder = kind == b"\0" and name.endswith(b"/")
+        if kind in _NO_BODY and (kind != b"\0" or folder):
+            size = 0
+        elif pending.size is not None:
             size = pending.size
         if body + size > self.size:
             raise TruncatedTar(
                 f"{self._where()}: member {_show(name)} should have {size} bytes, but the file ends after "
                 f"{self.size - body} of them: it was cut short"
             )
+        if kind not in _FILES or folder:
+            unknown = "directory" if folder else f"of the unknown type {kind.decode('latin-1')!r}"
+            self.skipped.append((_NO_FILE.get(kind, unknown), name))
+            self._advance(body, size, name)
+            return None
         header_at = self.at
         self._advance(body, size, name)
         found = self.found
@@ -319,14 +367,14 @@ class Walk:
             raise TruncatedTar(f"{self._where()}: an extension record of {size} bytes is cut short")
         data = self.buffer[body : body + size]
         pending = self.pending
-        if pending.start is None:
+        if pending.start is None and kind != b"g":
             pending.start = self.at
         if kind == b"L":
             pending.name = data.split(b"\0", 1)[0]
         elif kind in b"xX":
-            for key, value in self._pax(data):
+            for key, value in self._records(data):
                 if key == b"path":
-                    pending.name = value
+                    pending.name = value or None  # an empty value takes a record back
                 elif key == b"size":
                     if not value.isdigit() or len(value) > 20:
                         raise BadTar(f"{self._where()}: the pax record 'size' holds {value[:40]!r}")
@@ -334,28 +382,16 @@ class Walk:
                 elif key.startswith(b"GNU.sparse."):
                     pending.sparse = True
         elif kind == b"g":  # a name or a size for all members would be absurd; nothing else concerns us
-            for key, _ in self._pax(data):
+            for key, _ in self._records(data):
                 if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):
-                    raise BadTar(
-                        f"{self._where()}: a global pax record sets {key.decode()!r} for all members"
-                    )
-            if pending == _Pending(start=self.at):
-                pending.start = None
+                    raise BadTar(f"{self._where()}: a global pax record sets {_show(key)} for all members")
         self.at = body + ((size + BLOCK - 1) & -BLOCK)
 
-    def _pax(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The records ``<length> <key>=<value>\\n`` of a pax header."""
-        at = 0
-        while at < len(data) and data[at]:
-            space = data.find(b" ", at, at + 20)
-            digits = data[at:space] if space > 0 else b""
-            length = int(digits) if digits.isdigit() else 0
-            record = data[space + 1 : at + length]
-            if not digits.isdigit() or at + length > len(data) or record[-1:] != b"\n" or b"=" not in record:
-                raise BadTar(f"{self._where()}: malformed pax record {data[at : at + 40]!r}")
-            key, _, value = record[:-1].partition(b"=")
-            yield key, value
-            at += length
+    def _records(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            yield from _pax(data)
+        except ValueError as error:
+            raise BadTar(f"{self._where()}: {error}") from None
 
     # -- how it ends
 
@@ -368,6 +404,8 @@ class Walk:
     def _end_of_file(self, rest: int) -> None:
         if self.pending.start is not None or (self.at > self.size and self.require_end):
             raise TruncatedTar(f"{self._where()}: the file ends there, inside a member's header or padding")
+        if self.buffer[self.size - rest : self.size].strip(b"\0"):
+            raise TruncatedTar(f"{self._where()}: the file ends after {rest} bytes of a member's header")
         if self.require_end:
             raise TruncatedTar(
                 f"{self._where()}: the file ends there ({rest} bytes left) without the zero blocks that end a tar: "
@@ -378,23 +416,40 @@ class Walk:
 
 
 def _show(name: bytes) -> str:
-    return repr(name.decode("utf-8", "backslashreplace"))
+    text = repr(name[:300].decode("utf-8", "backslashreplace"))
+    return text if len(name) <= 300 else text + "…"
+
+
+def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The records ``<length> <key>=<value>\\n`` of a pax header; ValueError where they are malformed."""
+    at = 0
+    while at < len(data) and data[at]:
+        space = data.find(b" ", at, at + 20)
+        digits = data[at:space] if space > 0 else b""
+        length = int(digits) if digits.isdigit() else 0
+        record = data[space + 1 : at + length]
+        if not length or at + length > len(data) or record[-1:] != b"\n" or b"=" not in record:
+            raise ValueError(f"malformed pax record {data[at : at + 40]!r}")
+        key, _, value = record[:-1].partition(b"=")
+        yield key, value
+        at += length
 
 
 def _plain_sizes(rows: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Sizes of ``[n, 512]`` headers, and which of them are regular files with a plain octal size.
+    """Sizes of ``[n, 512]`` headers, and which of them have a plain octal size and a type out of `_BULK`.
 
     Eleven octal digits, as every current tar writes them; anything else is left to the closer look.
     """
     digits = rows[:, 124:135] - np.uint8(48)  # wraps: what is no digit becomes large
-    plain = (digits.max(axis=1) < 8) & ((rows[:, 156] == 48) | (rows[:, 156] == 0))
+    kinds = rows[:, 156]
+    plain = (digits.max(axis=1) < 8) & ((kinds == 48) | (kinds == 0) | (kinds == 120) | (kinds == 76))
     plain &= (rows[:, 135] == 0) | (rows[:, 135] == 32)
     sizes = (digits.astype(np.float64) @ _POWERS).astype(np.int64)
     return sizes, plain
 
 
 def _checksums_fit(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Whether the checksum field of ``[n, 512]`` headers is six octal digits that match the sum of the bytes."""
+    """Whether the checksum field of ``[n, 512]`` headers is six octal digits and NUL, and matches the bytes."""
     words = np.ascontiguousarray(rows).view(np.uint64)
     # Four 16-bit lanes a word: 64 words × 2 bytes × 255 stay below 2**16.
     lanes = ((words & _EVEN_BYTES) + ((words >> np.uint64(8)) & _EVEN_BYTES)).sum(axis=1, dtype=np.uint64)
@@ -403,7 +458,9 @@ def _checksums_fit(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     digits = stored[:, :6] - 48
     value = digits @ (8 ** np.arange(5, -1, -1))
     fits: npt.NDArray[np.bool_] = totals - stored.sum(axis=1) + 8 * 32 == value
-    return fits & ((digits >= 0) & (digits < 8)).all(axis=1)
+    fits &= ((digits >= 0) & (digits < 8)).all(axis=1)
+    fits &= stored[:, 6] == 0
+    return fits
 
 
 def _checksum_fits(header: bytes) -> bool:
@@ -412,8 +469,8 @@ def _checksum_fits(header: bytes) -> bool:
     if not field_ or field_.strip(b"01234567"):
         return False
     rest = header[:148] + header[156:]
-    unsigned = sum(rest) + 8 * 32
-    return int(field_, 8) in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
+    stored, unsigned = int(field_, 8), sum(rest) + 8 * 32
+    return stored == unsigned or stored == unsigned - 256 * sum(byte > 127 for byte in rest)
 
 
 def _names(rows: npt.NDArray[np.uint8]) -> list[bytes]:
