@@ -15,7 +15,7 @@ import difflib
 import fnmatch
 import posixpath
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from loader.storage import StorageOptions
 MAX_BYTES = 8 << 20  # of a JSON registry: some 20,000 datasets
 MAX_YAML_BYTES = 1 << 20  # YAML takes 100 times the time, and a kilobyte a value
 _FIELDS = ("data_type", "dir", "tar_meta_path", "num_samples", "description", "storage_options")
+_NO_SECRETS = {"endpoint_url", "endpoint", "region_name", "region", "profile", "project", "version"}
 _CREDENTIALS = re.compile(r"://[^/@]*:[^/@]*@")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
@@ -76,6 +77,38 @@ def resolve(pattern: str, registry: Mapping[str, DatasetEntry]) -> list[DatasetE
             )
         found |= {name: registry[name] for name in matches}
     return list(found.values())
+
+
+def redactor(*options: StorageOptions | None) -> Callable[[str], str]:
+    """A function that blots out what storage options hold wherever it stands in a text.
+
+    Errors of storage libraries may quote it. Numbers, and texts of up to three characters, are no secrets.
+    """
+    secrets = sorted(set().union(*map(_leaves, options)), key=len, reverse=True)
+
+    def redact(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    return redact
+
+
+def _leaves(options: object) -> set[str]:
+    """The texts in nested options. Each container is looked at once: YAML can make them share or hold themselves."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    waiting: list[object] = [options]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if len(value) > 3:
+                found.add(value)
+        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            waiting += [item for key, item in inner if key not in _NO_SECRETS]
+    return found
 
 
 def matching(part: str, names: Mapping[str, object]) -> list[str]:

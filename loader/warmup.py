@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loader import storage
-from loader.errors import BadMeta, UnknownDataset
+from loader.errors import BadMeta, ShardflowError, UnknownDataset
 from loader.gen_meta import N_JOBS, add_common, list_tars, reason, show_failures
 from loader.indexing import obtain_index
 from loader.meta import ShardMeta, read_meta
 from loader.pool import Pool, processes
 from loader.progress import command, complain, human_size, human_time, progress, table
-from loader.registry import DatasetEntry, load_registry, matching, resolve
+from loader.registry import DatasetEntry, load_registry, matching, redactor, resolve
 
 REGISTRY = "configs/datasets.json"  # taken if it is there
 _PATHS = ("/", "./", "../", "~")  # what begins so is no dataset name
@@ -138,10 +138,11 @@ def warmup(
     one.
     """
     outcome = Outcome()
+    redact = redactor(*{id(target.storage_options): target.storage_options for target in targets}.values())
     with Pool(processes(n_jobs, len(targets))) as pool:
         for target, result in pool.run_all(warmup_one, targets, index_root, grouping, require_end):
             if isinstance(result, Exception):
-                outcome.failures[target.address] = reason(result, target.address)
+                outcome.failures[target.address] = redact(reason(result, target.address))
                 on_done(None)
             else:
                 outcome.reports[target.address] = result
@@ -160,7 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     path = options.registry or (REGISTRY if os.path.exists(REGISTRY) else None)
-    targets = find_targets(options.patterns, load_registry(path) if path else None)
+    registry = load_registry(path) if path else {}
+    try:
+        targets = find_targets(options.patterns, registry)
+    except (ShardflowError, OSError) as error:
+        complain("warmup_data", redactor(*(entry.storage_options for entry in registry.values()))(str(error)))
+        return 1
     with progress("warmup_data", len(targets)) as shown:
         outcome = warmup(
             targets,

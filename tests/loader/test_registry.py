@@ -207,6 +207,23 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert SECRET not in str(caught.value)
 
 
+def test_texts_of_others_are_redacted() -> None:
+    options = {
+        "key": "abcdef",
+        "client_kwargs": {"endpoint_url": "http://host", "tokens": ["abcdefgh", 12345]},
+    }
+    redact = registry.redactor(options, None, {"anon": True, "user": "ada"})
+    assert redact("abcdefgh at http://host, abcdef: ada 12345") == "*** at http://host, ***: ada 12345"
+    assert registry.redactor()("as it is") == "as it is"
+    itself: dict[str, Any] = {"secret": SECRET}
+    itself["again"] = itself
+    assert SECRET not in registry.redactor(itself)(f"x {SECRET}")
+    many: list[Any] = [SECRET]
+    for _ in range(50):
+        many = [many] * 50
+    assert registry.redactor({"x": many})(f"x {SECRET}") == "x ***"
+
+
 LEAKY = {
     "options are a text": json.dumps({"a": {**ENTRY, "storage_options": SECRET}}),
     "options are a list": json.dumps({"a": {**ENTRY, "storage_options": [SECRET]}}),

@@ -175,6 +175,24 @@ def test_secrets_travel_unseen(place: Path) -> None:
     assert SECRET not in repr(target)
 
 
+def test_errors_of_a_store_do_not_show_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def complain(*arguments: Any, **options: Any) -> Any:
+        raise PermissionError(f"access denied for {SECRET}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(indexing, "find_fresh", complain)
+        assert main(["x/a", "--n_jobs", "1"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert shown.count("access denied for ***") == 2
+    monkeypatch.setattr(storage, "exists", complain)
+    assert main(["x/a", "--n_jobs", "1"]) == 1
+    shown += "".join(capsys.readouterr())
+    assert "warmup_data: access denied for ***" in shown
+    assert SECRET not in shown
+
+
 def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "loader.warmup", *arguments],
