@@ -16,11 +16,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from flows.parameters import CONFIG, packing_fields
-from loader import progress
+from loader import progress, storage
 from loader.progress import printable
 
 NAME = "shardflow"
 _FLOWS = {"prepare": "prepare", "pack": "pack", "gen-meta": "gen_meta", "warmup": "warmup"}
+# Made absolute, so that what a server records means the same elsewhere.
+_PATHS = {
+    "config",
+    "source",
+    "output",
+    "image_root",
+    "recipe_folder",
+    "dataset",
+    "meta_save_path",
+    "index_root",
+    "registry",
+}
 _HOW = """
 
 Runs are recorded by the Prefect server that PREFECT_API_URL names; without one, Prefect's embedded server is
@@ -37,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "show":
         from loader.show import main as show
 
-        return show(values["paths"])
+        return show(**values)
     if name == "demo":
         from flows import demo
 
@@ -51,6 +63,10 @@ def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
     from flows import jobs
     from flows.report import show
 
+    parameters = {
+        parameter: storage.normalise(value) if parameter in _PATHS and value else value
+        for parameter, value in parameters.items()
+    }
     jobs.check(job, parameters)
     if direct:
         from flows.direct import Direct
@@ -73,7 +89,8 @@ def _with_prefect(job: str, parameters: dict[str, Any]) -> Any:
         report = state.result(raise_on_failure=False)
         if isinstance(report, BaseException):
             raise report
-        api.settle(state, report.task_runs)
+        if not api.settle(state, report.task_runs):
+            _say("Prefect's server has not recorded every task run; the work itself is not touched by that")
     return report
 
 
@@ -122,10 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_gen_meta(commands)
     _add_warmup(commands)
-    show = _add(commands, "show", "what a tar, an index, a dataset or one sample holds", """examples:
+    show = _add(commands, "show", "print what a tar, an index, a dataset or one sample holds", """examples:
   shardflow show /data/photos                  a dataset's folder
   shardflow show shard-000000.tar              a tar, or its .index
   shardflow show shard-000000.tar#17           one sample by number, or by key: #000000017""")  # fmt: skip
+    show.add_argument("--limit", type=_positive, metavar="N", help="rows of long lists, at most")
     show.add_argument("paths", metavar="PATH", nargs="+", help="path or URL; #NUMBER or #KEY for one sample")
     demo = _add(
         commands,
@@ -186,7 +204,7 @@ def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
 
 
 def _add_gen_meta(commands: Any) -> None:
-    parser = _add_job(commands, "gen-meta", "meta.json, meta_stats.json and the missing indexes of a folder of tars", """examples:
+    parser = _add_job(commands, "gen-meta", "write meta.json, meta_stats.json and the missing indexes of a folder of tars", """examples:
   shardflow gen-meta /data/photos
   shardflow gen-meta /mnt/ro --index-root /tmp/idx --meta-save-path /tmp/photos.json""")  # fmt: skip
     parser.add_argument(
@@ -200,7 +218,7 @@ def _add_gen_meta(commands: Any) -> None:
 
 
 def _add_warmup(commands: Any) -> None:
-    parser = _add_job(commands, "warmup", "the missing and stale indexes of the tars that training is about to open", """examples:
+    parser = _add_job(commands, "warmup", "build the missing and stale indexes of the tars that training is about to open", """examples:
   shardflow warmup 'text2image/*,edit/OmniEdit'     datasets by their names in configs/datasets.json
   shardflow warmup '/data/*' --n-jobs 8""")  # fmt: skip
     parser.add_argument(

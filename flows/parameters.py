@@ -6,6 +6,7 @@ else the usual": an empty text, 0, -1, or "as configured".
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
@@ -34,10 +35,9 @@ UNSET: dict[str, Any] = {
     "n_jobs": -1,
     "recipe_folder": "",
 }
-_USUAL = {"grouping": "auto", "no_end_ok": False}
+_USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False}
 _POSITIONAL = ("config", "dataset", "patterns")
 CONFIG = "YAML file of a packing job, a path or URL; the fields below override what it says. Empty: no file."
-_SUMMARIES = {"default": "'default'", "": "empty"}
 
 
 def packing_fields() -> list[packing.Field]:
@@ -47,23 +47,23 @@ def packing_fields() -> list[packing.Field]:
 
 def described(function: Function) -> Function:
     """Give a flow's function the ``Args:`` that Prefect shows beside its form."""
-    fields = [f"    {field.name}: {field.description}{_usual(field)}" for field in packing_fields()]
-    lines = [f"    config: {CONFIG}", *fields]
-    function.__doc__ = f"{(function.__doc__ or '').strip()}\n\nArgs:\n" + "\n".join(lines)
+    fields = [f"    {field.name}: {_text(field)}" for field in packing_fields()]
+    lines = [inspect.getdoc(function) or "", "", "Args:", f"    config: {CONFIG}", *fields]
+    function.__doc__ = "\n".join(lines)
     return function
 
 
-def _usual(field: packing.Field) -> str:
+def _text(field: packing.Field) -> str:
+    """The field's description, and what the form's own default means."""
+    text, unset = field.description, UNSET[field.name]
     if field.default is MISSING:
-        return " Empty: as in the config file."
-    usual = (
-        _SUMMARIES.get(field.default, field.default)
-        if isinstance(field.default, str)
-        else f"{field.default:,}"
-    )
-    unset = UNSET[field.name]
-    how = "Empty" if unset == "" else f"{unset:g}" if isinstance(unset, (int, float)) else unset.capitalize()
-    return f" {how}: as in the config file, or else {usual}."
+        return f"{text} Empty: as in the config file."
+    if field.default == "":
+        text = text if "Empty: " in text else f"{text} Empty: none."
+        return text.replace("Empty: ", "Empty: as in the config file, or else ")
+    usual = field.default if isinstance(field.default, str) else f"{field.default:,}"
+    how = "Empty" if unset == "" else unset.capitalize() if isinstance(unset, str) else f"{unset:g}"
+    return f"{text} {how}: as in the config file, or else {usual}."
 
 
 def resolve(config: str, fields: Mapping[str, Any]) -> PackConfig:
@@ -81,13 +81,14 @@ def resolve(config: str, fields: Mapping[str, Any]) -> PackConfig:
 
 
 def command_line(job: str, parameters: Mapping[str, Any]) -> str:
-    """The command that does the same from a terminal; the first parameter comes without its name."""
+    """The command that does the same from a terminal."""
     words = ["shardflow", job]
-    for number, (name, value) in enumerate(parameters.items()):
-        if value == _USUAL.get(name) or value == UNSET.get(name) or value == "":
+    usual = UNSET if job in ("pack", "prepare") else _USUAL
+    for name, value in parameters.items():
+        if value == usual.get(name, ""):
             continue
         option = f"--{name.replace('_', '-')}"
-        if number == 0 and name in _POSITIONAL:
+        if name in _POSITIONAL:
             words.append(str(value))
         else:
             words += [option] if value is True else [option, str(value)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import Field
 
 from flows.grouped import conclude
 from flows.parameters import CONFIGURED, described, run_name
@@ -24,12 +25,12 @@ def prepare(
     output: str = "",
     recipe: str = "",
     image_root: str = "",
-    max_samples: int = 0,
-    max_bytes: int = 0,
+    max_samples: Annotated[int, Field(ge=0)] = 0,
+    max_bytes: Annotated[int, Field(ge=0)] = 0,
     on_error: Literal["as configured", "skip", "raise"] = CONFIGURED,
-    max_bad_fraction: float = -1.0,
+    max_bad_fraction: Annotated[float, Field(ge=-1, le=1)] = -1.0,
     key_prefix: str = "",
-    n_jobs: int = -1,
+    n_jobs: Annotated[int, Field(ge=-1)] = -1,
     recipe_folder: str = "",
 ) -> Any:
     """Pack JSON records and their pictures as shards, describe and index them: everything before training.

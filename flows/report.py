@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,8 @@ class Report:
 
     def how_to_go_on(self) -> str:
         """One sentence."""
-        return f"What is done is kept; this does the rest: {self.rerun}"
+        start = "What is done is kept; this does the rest" if self.failures else "Once that is put right"
+        return f"{start}: {self.rerun}"
 
     def markdown(self) -> str:
         """The report as Prefect shows it."""
@@ -126,8 +128,11 @@ def show(report: Report, command: str) -> int:
         complain(command, note)
     for step in report.steps:
         if step.problem:
-            complain(command, f"{step.step}: {step.problem}" if several else step.problem)
-    if not report.ok:
+            first, *others = step.problem.splitlines()
+            complain(command, f"{step.step}: {first}" if several else first)
+            for line in others:
+                sys.stderr.write(f"{printable(line)}\n")
+    if report.failures:
         complain(command, report.how_to_go_on())
     return 0 if report.ok else 1
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -68,27 +69,32 @@ class Api:
         self.url = url
         self.embedded = embedded
 
-    def settle(self, state: Any, task_runs: int) -> None:
+    def settle(self, state: Any, task_runs: int) -> bool:
         """Wait until an embedded server has written the flow run of `state`: it forgets the rest as it stops.
 
-        `task_runs` is how many there were. A server that stays up needs no waiting.
+        `task_runs` is how many there were. A server that stays up needs no waiting. False if it took too long.
         """
         flush()
         run = state.state_details.flow_run_id
         if not self.embedded or run is None:
-            return
+            return True
         deadline = time.monotonic() + _SETTLE
-        while _finished(run) < task_runs and time.monotonic() < deadline:
+        while _finished(run) < task_runs:
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.2)
+        return True
 
 
-def flush() -> None:
-    """Send the events and logs that wait in this process."""
+def flush(seconds: float = 10.0) -> None:
+    """Send the events and logs that wait in this process; after so many seconds, forget them."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
-    EventsWorker.drain_all(timeout=10)
-    APILogWorker.drain_all(timeout=10)
+    # It warns of what is left to send, in the very moment in which it begins to.
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
+    EventsWorker.drain_all(timeout=seconds)
+    APILogWorker.drain_all(timeout=seconds)
 
 
 def _finished(flow_run: Any) -> int:
@@ -184,7 +190,11 @@ def embedded(say: Say) -> Iterator[Api]:
         process.wait_ready()
         say(f"Prefect's embedded server is up after {time.monotonic() - began:.1f} s")
         with temporary_settings({PREFECT_API_URL: process.url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            yield Api(process.url, embedded=True)
+            try:
+                yield Api(process.url, embedded=True)
+            except BaseException:
+                flush(1.0)  # that the run was interrupted, say; nothing can be sent later
+                raise
 
 
 class _Process:

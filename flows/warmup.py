@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import Field
 
 from flows.grouped import conclude
 from flows.parameters import run_name
@@ -19,7 +20,7 @@ def _name() -> str:
 def warmup(
     patterns: str,
     registry: str = "",
-    n_jobs: int = 0,
+    n_jobs: Annotated[int, Field(ge=0)] = 0,
     index_root: str = "",
     grouping: Literal["auto", "numbered", "plain"] = "auto",
     no_end_ok: bool = False,
