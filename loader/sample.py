@@ -6,8 +6,9 @@ The rules (the whole of them; docs/format.md shows them with examples):
 * A base name splits at its first dot: key (folder included) before it, extension (dot included) from it on.
   Extensions are compared in lower case, so ``a.JPG`` and ``a.jpg`` are two members of one extension.
 * Members with one key make one sample, adjacent or not; samples come in the order of their first members.
-* Of two members with one name the later wins, as it does when a tar is unpacked.
-* Hidden names (a component with a leading dot, or ``__MACOSX``) and names without extension are no samples.
+* Of two members with one name the later wins, as it does when a tar is unpacked; the earlier is as if not there.
+* Hidden names (a component with a leading dot, or a first one ``__MACOSX``) and names without extension are no
+  samples.
 * ``numbered`` grouping: ``K-0.jpg``, ``K-1.png``, … are the images of sample ``K``, in the order of their
   numbers. It holds for a whole tar or not at all, and only if every stem that ends in ``-<number>`` fits: it
   has one member, ``K`` holds no hyphen in its base name and has exactly one member of its own, ``K.json``, and
@@ -115,15 +116,15 @@ def group(names: Sequence[str], grouping: str = "auto") -> Groups:
             samples[key] = sorted(last.values())
     if superseded:
         skipped[SUPERSEDED] = superseded
-    rule = "plain"
-    if grouping != "plain" and hyphen:
-        problem = _glue(samples, cleaned)
+        samples = _by_first_member(samples)
+    rule = "numbered" if grouping == "numbered" else "plain"
+    numbered = _numbered(samples) if hyphen and grouping != "plain" else {}
+    if numbered:
+        problem = _misfit(numbered, samples, cleaned)
         if problem is None:
-            rule = "numbered"
+            rule, samples = "numbered", _glued(numbered, samples)
         elif grouping == "numbered":
             raise ValueError(f"numbered grouping was asked for, but {problem}")
-    elif grouping == "numbered":
-        rule = "numbered"
     order: list[int] = []
     begins = [0]
     for members in samples.values():
@@ -132,31 +133,44 @@ def group(names: Sequence[str], grouping: str = "auto") -> Groups:
     return Groups(rule, cleaned, order, begins, list(samples), skipped)
 
 
-def _glue(samples: dict[str, list[int]], names: list[str]) -> str | None:
-    """Move numbered stems to their sample, in place; or leave all as it is and say what doesn't fit."""
+def _numbered(samples: dict[str, list[int]]) -> dict[str, dict[int, str]]:
+    """K → number → the stem ``K-<number>``, of all stems that look like it."""
     numbered: dict[str, dict[int, str]] = {}
     for stem in samples:
         match = _NUMBERED.match(stem)
         if match:
             numbered.setdefault(match[1], {})[int(match[2])] = stem
-    if not numbered:
-        return "no name ends in a hyphen and a number"
+    return numbered
+
+
+def _misfit(
+    numbered: dict[str, dict[int, str]], samples: dict[str, list[int]], names: list[str]
+) -> str | None:
+    """Why these stems are not the numbered images of samples; None if they are."""
     for key, stems in numbered.items():
         own = samples.get(key, [])
         if "-" in key[key.rfind("/") + 1 :] or [split_name(names[n])[1].lower() for n in own] != [".json"]:
             return f"{stems[min(stems)]!r} has no sample {key!r} made of one .json beside it"
         if sorted(stems) != list(range(len(stems))):
-            return f"the numbers of {key!r} are {sorted(stems)}, with a gap"
+            return f"the numbers of {key!r} have a gap: {', '.join(map(str, sorted(stems)[:20]))}"
         for stem in stems.values():
             if len(samples[stem]) != 1:
                 return f"{stem!r} has several members"
-    # A sample stands where its first member stood, whichever that was.
-    for key, stems in numbered.items():
-        samples[key] = [*samples[key], *(samples.pop(stems[number])[0] for number in sorted(stems))]
-    first = sorted(samples.items(), key=lambda item: min(item[1]))
-    samples.clear()
-    samples.update(first)
     return None
+
+
+def _glued(numbered: dict[str, dict[int, str]], samples: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The samples with their numbered images, in the order of the numbers."""
+    images = {stem for stems in numbered.values() for stem in stems.values()}
+    glued = {stem: members for stem, members in samples.items() if stem not in images}
+    for key, stems in numbered.items():
+        glued[key] = [*samples[key], *(samples[stems[number]][0] for number in sorted(stems))]
+    return _by_first_member(glued)
+
+
+def _by_first_member(samples: dict[str, list[int]]) -> dict[str, list[int]]:
+    """A sample stands where its first member stands, whichever that is."""
+    return dict(sorted(samples.items(), key=lambda item: min(item[1])))
 
 
 def check_name(name: bytes, shard: str, offset: int) -> str:
