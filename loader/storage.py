@@ -12,7 +12,7 @@ name that `sweep` recognises.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
+import io
 import os
 import posixpath
 import re
@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from stat import S_ISDIR
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -32,7 +33,8 @@ StorageOptions = Mapping[str, Any]
 _LOCAL_PROTOCOLS = ("file", "local")
 _UPLOAD_PART = 16 << 20  # bytes a part: 10,000 parts reach 160 GB, memory stays at about three parts
 # .<final name>.<8 hex digits>.part: hidden, so no listing of shards or images takes it for data.
-_TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{8}\.part$")
+_TEMPORARY = re.compile(r"(?s)\..+\.[0-9a-f]{8}\.part\Z")
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Stat:
 
 def _protocol(address: str) -> str:
     protocol, separator, _ = address.partition("://")
-    return protocol if separator else "file"
+    return protocol if separator and _PROTOCOL.match(protocol) else "file"
 
 
 def normalise(address: str | os.PathLike[str]) -> str:
@@ -60,7 +62,9 @@ def normalise(address: str | os.PathLike[str]) -> str:
         )
     if is_local(text):
         return os.path.abspath(os.path.expanduser(_strip_local(text)))
-    return text.rstrip("/")
+    protocol, _, rest = text.partition("://")
+    # fsspec's memory files have two spellings, memory://a and memory:///a.
+    return f"{protocol}://{rest.strip('/') if protocol == 'memory' else rest.rstrip('/')}"
 
 
 def _strip_local(address: str) -> str:
@@ -81,10 +85,10 @@ def local_path(address: str) -> str:
 
 
 def join(root: str, *parts: str) -> str:
-    """`root` and `parts` with ``/`` between; an absolute last part or URL stands for itself."""
-    for part in reversed(parts):
-        if part.startswith("/") or "://" in part:
-            return part
+    """`root` and `parts` with ``/`` between; what stands before an absolute path or a URL is dropped."""
+    for number, part in reversed(list(enumerate(parts))):
+        if part.startswith("/") or not is_local(part):
+            return posixpath.join(part, *parts[number + 1 :])
     return posixpath.join(root, *parts)
 
 
@@ -95,12 +99,13 @@ def name(address: str) -> str:
 
 def parent(address: str) -> str:
     """The address of the folder that holds `address`."""
-    return posixpath.dirname(address.rstrip("/"))
+    protocol, separator, rest = address.rpartition("://")
+    return protocol + separator + posixpath.dirname(rest.rstrip("/"))
 
 
 def relative(address: str, root: str) -> str:
     """`address` as seen from `root`, with ``/``; BadAddress if it lies elsewhere."""
-    prefix = root.rstrip("/") + "/"
+    prefix = root if root.endswith("/") else root + "/"
     if not address.startswith(prefix):
         raise BadAddress(f"{address} does not lie under {root}")
     return address[len(prefix) :]
@@ -125,6 +130,8 @@ def stat(address: str, storage_options: StorageOptions | None = None) -> Stat:
     """Size and version of one file; FileNotFoundError where there is none."""
     if is_local(address):
         info = os.stat(local_path(address))
+        if S_ISDIR(info.st_mode):
+            raise IsADirectoryError(f"{address} is a folder, not a file")
         return Stat(info.st_size, str(info.st_mtime_ns))
     fs, path = filesystem(address, storage_options)
     details = fs.info(path)
@@ -229,13 +236,15 @@ def expand(pattern: str, suffix: str = "", storage_options: StorageOptions | Non
 
 def _glob(address: str, suffix: str, storage_options: StorageOptions | None) -> list[str]:
     fs, path = filesystem(address, storage_options)
-    fixed = path[: len(path) - len(address.partition("://")[2])] if "://" in address else ""
+    fixed = parent(re.split(r"[*?\[]", path, maxsplit=1)[0] + "x")  # the folders that are spelled out
     found: list[str] = []
     for match, info in sorted(fs.glob(path, detail=True).items()):
-        full = fs.unstrip_protocol(match) if not is_local(address) else fixed + match
+        if _hidden(match[len(fixed) :].lstrip("/")):
+            continue
+        full = match if is_local(address) else normalise(fs.unstrip_protocol(match))
         if info["type"] == "directory":
             found += list_files(full, suffix, storage_options)
-        elif fnmatch.fnmatch(match, "*" + suffix):
+        elif match.endswith(suffix):
             found.append(full)
     return sorted(set(found))
 
@@ -251,34 +260,43 @@ def publish(address: str, storage_options: StorageOptions | None = None) -> Iter
         final = local_path(address)
         folder = os.path.dirname(final)
         os.makedirs(folder, exist_ok=True)
-        temporary = os.path.join(folder, f".{os.path.basename(final)}.{secrets.token_hex(4)}.part")
+        # A folder takes 255 bytes, of which the final name may use all.
+        visible = os.fsdecode(os.fsencode(os.path.basename(final))[:200])
+        temporary = os.path.join(folder, f".{visible}.{secrets.token_hex(4)}.part")
         try:
-            with open(temporary, "wb", buffering=0) as raw:
-                yield cast(BinaryIO, raw)
-                os.fsync(raw.fileno())
+            # Buffered: a raw file may take less than it is given, over 2 GiB or as a disk fills up.
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, final)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # the first error is the one to tell
                 os.unlink(temporary)
             raise
         _flush_folder(folder)
         return
     fs, path = filesystem(address, storage_options)
-    file = fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
+    if fs.protocol == "memory":  # whose files appear when they are opened
+        collected = io.BytesIO()
+        yield collected
+        fs.pipe_file(path, collected.getvalue())
+        return
+    upload = fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
     try:
-        yield cast(BinaryIO, file)
-        file.close()  # sends the last part; nothing is visible yet
+        yield cast(BinaryIO, upload)
+        upload.close()  # sends the last part; nothing is visible yet
     except BaseException:
         try:
-            file.discard()
+            upload.discard()
         finally:
-            file.closed = True  # so that neither __exit__ nor __del__ commits what is not whole
+            upload.closed = True  # so that neither __exit__ nor __del__ commits what is not whole
         raise
     try:
-        file.commit()
+        upload.commit()
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to tell
-            file.discard()
+            upload.discard()
         raise
 
 
@@ -295,9 +313,7 @@ def _flush_folder(folder: str) -> None:
 def write_bytes(address: str, data: bytes, storage_options: StorageOptions | None = None) -> None:
     """Write a small file whole or not at all."""
     with publish(address, storage_options) as file:
-        rest = memoryview(data)
-        while rest:  # an unbuffered file may take less than it is given: over 2 GiB, or as a disk fills up
-            rest = rest[file.write(rest) :]
+        file.write(data)
 
 
 def remove(address: str, storage_options: StorageOptions | None = None) -> None:
