@@ -100,7 +100,8 @@ def _cards(samples: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[Any],
     for sample in samples:
         document = sample[".json"]
         details = {**document.get("metadata", {}), **document.get("caption_all", {})}
-        yield sample["__key__"], document["caption"], _images(sample), details
+        shown = {name: ", ".join(map(str, v)) if isinstance(v, list) else v for name, v in details.items()}
+        yield sample["__key__"], document["caption"], _images(sample), shown
 
 
 def _images(sample: dict[str, Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert, get_w
 from loader.indexed_tar_dataset import IndexedTarDataset
 from loader.schedule import Tail
 from loader.state import RankProgress, State
+from loader.transport import Slots, make_slots
 
 
 class ShardedDataLoader(DataLoader[Any]):
@@ -58,9 +59,8 @@ class ShardedDataLoader(DataLoader[Any]):
             None  # in the epoch at hand; None: nothing delivered since its beginning
         )
         self._pass = 0  # iterations begun
-        super().__init__(
-            own, batch_size, num_workers=num_workers, collate_fn=_Counting(collate, own), **arguments
-        )
+        self._counting = _Counting(collate, own)
+        super().__init__(own, batch_size, num_workers=num_workers, collate_fn=self._counting, **arguments)
 
     @property
     def indexed(self) -> IndexedTarDataset:
@@ -89,13 +89,18 @@ class ShardedDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._pass += 1
         self._seen = None
-        return self._deliver(super().__iter__(), self._pass)
+        counting = self._counting
+        if self._iterator is None:  # workers start; old ones, still ending, keep the slots that they have
+            counting.slots = make_slots(self.num_workers, self.prefetch_factor)
+        return self._deliver(super().__iter__(), self._pass, counting.slots)
 
-    def _deliver(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
+    def _deliver(self, batches: Iterator[Any], number: int, slots: list[Slots]) -> Iterator[Any]:
         _, progress = self.indexed.plan()
-        for batch, (stream, consumed) in batches:
+        for batch, (stream, consumed, worker) in batches:
             if number != self._pass:
                 raise RuntimeError("this iteration was left for a newer one over the same loader")
+            if worker >= 0:
+                batch = slots[worker].take(batch)
             progress = self._seen = progress.handed(stream, consumed - progress.consumed[stream])
             yield batch
         if number == self._pass:
@@ -124,22 +129,26 @@ class ShardedDataLoader(DataLoader[Any]):
 
 
 class _Counting:
-    """Collate a batch, and say how far its worker has got with it."""
+    """Collate a batch, and say how far its worker has got with it, and in whose slots it travels (-1: in none)."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], dataset: IndexedTarDataset) -> None:
         self.collate = collate
+        self.slots: list[Slots] = []
         self._dataset: IndexedTarDataset | None = dataset
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"collate": self.collate, "_dataset": None}  # a worker has its own
+        return {**self.__dict__, "_dataset": None}  # a worker has its own
 
-    def __call__(self, samples: Any) -> tuple[Any, tuple[int, int]]:
+    def __call__(self, samples: Any) -> tuple[Any, tuple[int, int, int]]:
         info = get_worker_info()
         dataset = self._dataset if info is None else info.dataset
         if not isinstance(dataset, IndexedTarDataset):
             raise TypeError("collated outside of the DataLoader that this belongs to")
         place = dataset.place()
-        return self.collate(samples), place
+        batch = self.collate(samples)
+        if info is None or not self.slots:
+            return batch, (*place, -1)
+        return self.slots[info.id].put(batch, dataset.iteration), (*place, info.id)
 
 
 def gather_state(loader: ShardedDataLoader, group: Any = None) -> dict[str, Any]:

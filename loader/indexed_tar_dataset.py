@@ -381,6 +381,11 @@ class IndexedTarDataset(IterableDataset[Any]):
         run = Run(world.world_size, self.batch_size, status.num_workers, (progress,))
         self.load_state_dict(State.of(self.order(), self.fingerprint, run=run))
 
+    @property
+    def iteration(self) -> object:
+        """What is the same object as long as one iteration in this process goes on."""
+        return self._started()
+
     def place(self) -> tuple[int, int]:
         """(stream, entries of it done) of the iteration that runs in this process."""
         stream = self._started()
