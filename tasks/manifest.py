@@ -1,0 +1,90 @@
+"""What a slot has become: a small document, published after its shards, which says that they are done.
+
+It lies in a hidden folder of the output (``.shardflow/slot-000000.json``), where no listing of data finds it,
+and keeps what a later step needs: what meta.json says of each shard, and every row that was left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loader import storage
+from loader.storage import StorageOptions
+from loader.writer import ShardInfo
+
+VERSION = 1
+FOLDER = ".shardflow"
+_NAME = re.compile(r"slot-(\d{6})\.json")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that was left out: where it is, which key it would have had, at which stage it failed, and why.
+
+    `number` counts over all sources from 0, `row` in `source` from 1. Stages: parse, recipe, read, picture.
+    """
+
+    number: int
+    source: str
+    row: int
+    key: str
+    stage: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}, row {self.row} ({self.stage}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`inputs` is a digest of all that the shards were made from. `shards` may be empty, where no row was good."""
+
+    slot: int
+    inputs: str
+    rows: int
+    shards: tuple[ShardInfo, ...]
+    bad: tuple[BadRow, ...]
+
+    def __post_init__(self) -> None:
+        if self.rows != len(self.bad) + sum(shard.num_samples for shard in self.shards):
+            raise ValueError(f"slot {self.slot}: samples and bad rows don't add up to {self.rows} rows")
+
+
+def address(output: str, slot: int) -> str:
+    """Where the manifest of a slot lies."""
+    return storage.join(output, FOLDER, f"slot-{slot:06d}.json")
+
+
+def store(manifest: Manifest, output: str, storage_options: StorageOptions | None = None) -> None:
+    """Publish it: from here on the slot is done."""
+    text = json.dumps({"version": VERSION, **asdict(manifest)}, ensure_ascii=True, separators=(",", ":"))
+    storage.write_bytes(address(output, manifest.slot), text.encode() + b"\n", storage_options)
+
+
+def load(output: str, slot: int, storage_options: StorageOptions | None = None) -> Manifest | None:
+    """The manifest of a slot; None where there is none that this version could use, so the slot isn't done."""
+    try:
+        value = json.loads(storage.read_bytes(address(output, slot), storage_options))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    try:
+        return _manifest(value, slot)
+    except (TypeError, KeyError, ValueError, AttributeError):  # not as `store` writes it
+        return None
+
+
+def _manifest(value: dict[str, Any], slot: int) -> Manifest | None:
+    if value.pop("version") != VERSION or value["slot"] != slot:
+        return None
+    shards = tuple(ShardInfo(**shard) for shard in value.pop("shards"))
+    return Manifest(shards=shards, bad=tuple(BadRow(**row) for row in value.pop("bad")), **value)
+
+
+def slots(output: str, storage_options: StorageOptions | None = None) -> list[int]:
+    """The numbers of all manifests there."""
+    folder = storage.join(output, FOLDER)
+    names = (storage.name(file) for file in storage.list_files(folder, ".json", storage_options))
+    return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]

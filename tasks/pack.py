@@ -1,0 +1,291 @@
+"""JSON records with pictures → shards, as plain functions: plan, pack group by group, finish.
+
+What is on disk decides what is done: a run that was killed at any moment is continued by running it again, and
+ends with the same bytes. For each slot of `max_samples` rows tars come first, then their indexes, then its
+manifest; when all slots have one, meta.json and errors.jsonl are written, and last of all what an earlier run
+left over is removed. So a reader of meta.json meets the old dataset or the new one.
+
+::
+
+    with exclusive(config.output):
+        job = plan(config)
+        prepare_output(config)
+        with Pool(processes(config.n_jobs, len(job.slots))) as pool:
+            reports = pack_group(job, range(len(job.slots)), pool)     # or group by group, anywhere, in any order
+        summary = finish_pack(job)
+
+is what `pack` does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from loader import meta, storage
+from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
+from loader.index import index_path
+from loader.pool import Pool, processes
+from tasks import manifest, source
+from tasks.config import PackConfig
+from tasks.lock import exclusive
+from tasks.manifest import BadRow, Manifest
+from tasks.slot import SlotReport, pack_slot
+
+ERRORS_NAME = "errors.jsonl"
+_MARKER = "pack.json"  # in the hidden folder: this output is ours
+_SHARD = re.compile(r"shard-\d{6}(_\d{3})?\.tar(\.index)?")
+_EXAMPLES = 3
+
+OnSlot = Callable[[SlotReport], None]
+
+
+class SlotsFailed(ShardflowError, RuntimeError):
+    """Some slots could not be packed, for a reason that is not a bad row; all others are done.
+
+    `slots` are their numbers; packing them again, alone or with the rest, goes on from here.
+    """
+
+    def __init__(self, message: str, slots: Sequence[int]) -> None:
+        super().__init__(message)
+        self.slots = tuple(slots)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.slots)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config and the slots that its sources make, at this moment. Send single slots to workers, not the plan."""
+
+    config: PackConfig
+    slots: tuple[source.Slot, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all sources, good or bad."""
+        return sum(slot.rows for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    """What the output holds now. `kept` slots of all `slots` were done by an earlier run; `bad` of `rows` were
+    left out, and are listed in the file `errors` (empty if there were none)."""
+
+    output: str
+    rows: int
+    samples: int
+    bad: int
+    shards: int
+    size: int
+    slots: int
+    kept: int
+    errors: str
+    first_bad: tuple[BadRow, ...]
+    seconds: float
+
+
+def plan(config: PackConfig) -> Plan:
+    """Read the sources once and divide their rows. BadConfig for what can't be packed at all."""
+    config.find_recipe()
+    return Plan(config, tuple(source.plan_slots(config)))
+
+
+def prepare_output(config: PackConfig) -> None:
+    """Make the output ours, and sweep what killed runs left there. Call it with the output held (`exclusive`).
+
+    BadConfig if somebody else's dataset is there.
+    """
+    options = config.storage_options
+    marker = storage.join(config.output, manifest.FOLDER, _MARKER)
+    if not storage.exists(marker, options):
+        theirs = (
+            [meta.meta_address(config.output)]
+            if storage.exists(meta.meta_address(config.output), options)
+            else []
+        )
+        if theirs := theirs or _shard_files(config):
+            raise BadConfig(
+                f"output is {config.output}, where {storage.name(theirs[0])} was not written by this command: "
+                "choose another folder, or empty it"
+            )
+        storage.write_bytes(marker, b'{"format":"shardflow pack","version":1}\n', options)
+    storage.sweep(config.output)
+
+
+def pack_group(
+    job: Plan, slots: Iterable[int], pool: Pool, on_slot: OnSlot | None = None
+) -> list[SlotReport]:
+    """Pack some slots; reports in slot order. Slots that are done are looked at and kept.
+
+    If some fail, the others are finished, then SlotsFailed. BadSample (``on_error: raise``) and BadConfig end
+    it at once.
+    """
+    reports: list[SlotReport] = []
+    failures: dict[int, Exception] = {}
+    for slot, outcome in pool.run_all(pack_slot, [job.slots[number] for number in slots], job.config):
+        if isinstance(outcome, (BadSample, BadConfig)):
+            raise outcome
+        if isinstance(outcome, Exception):
+            failures[slot.index] = outcome
+            continue
+        reports.append(outcome)
+        if on_slot:
+            on_slot(outcome)
+    if failures:
+        first = min(failures)
+        error = failures[first]
+        raise SlotsFailed(
+            f"{len(failures)} of {len(failures) + len(reports)} slots could not be packed; slot {first}: "
+            f"{type(error).__name__}: {error}",
+            sorted(failures),
+        ) from error
+    return sorted(reports)
+
+
+def check_share(job: Plan, reports: Iterable[SlotReport]) -> None:
+    """TooManyBad if so many rows are bad already that the end can't be within ``max_bad_fraction``.
+
+    errors.jsonl lists those of `reports` then.
+    """
+    reports = sorted(reports)
+    bad = sum(report.bad for report in reports)
+    if _too_many(job, bad):
+        write_errors(job, [report.slot for report in reports])
+        _refuse(job, bad, [row for report in reports for row in report.first_bad])
+
+
+def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) -> PackSummary:
+    """After all slots: errors.jsonl, meta.json, and away with what an earlier run left over.
+
+    `reports` of this run for each slot are the proof that all are done (SlotsFailed if one is missing); what
+    they are made of is read from the manifests, so that it may be anywhere. TooManyBad if the share of bad
+    rows is above the limit: errors.jsonl is written then, meta.json is not.
+    """
+    config, options = job.config, job.config.storage_options
+    kept = {report.slot: report.kept for report in reports}
+    manifests = list(_manifests(job, [slot.index for slot in job.slots if slot.index in kept]))
+    if missing := sorted({slot.index for slot in job.slots} - {found.slot for found in manifests}):
+        raise SlotsFailed(
+            f"{len(missing)} of {len(job.slots)} slots are not packed yet, the first of them {missing[0]}",
+            missing,
+        )
+    bad = [row for found in manifests for row in found.bad]
+    errors = _write_errors(config, bad)
+    if _too_many(job, len(bad)):
+        _refuse(job, len(bad), bad)
+    shards = [shard for found in manifests for shard in found.shards]
+    values = {shard.path: meta.ShardMeta(shard.num_samples, shard.size, shard.checksum) for shard in shards}
+    meta.write_meta(config.output, values, options)
+    _remove_leftovers(job, set(values))
+    storage.sweep(config.output)
+    return PackSummary(
+        output=config.output,
+        rows=job.rows,
+        samples=job.rows - len(bad),
+        bad=len(bad),
+        shards=len(shards),
+        size=sum(shard.size for shard in shards),
+        slots=len(job.slots),
+        kept=sum(kept.values()),
+        errors=errors if bad else "",
+        first_bad=tuple(bad[:_EXAMPLES]),
+        seconds=seconds,
+    )
+
+
+def write_errors(job: Plan, slots: Iterable[int]) -> str:
+    """errors.jsonl with the bad rows of these slots, in row order; returns its address."""
+    return _write_errors(job.config, (row for found in _manifests(job, sorted(slots)) for row in found.bad))
+
+
+def pack(config: PackConfig, on_slot: OnSlot | None = None) -> PackSummary:
+    """Everything, in this process and its pool. `on_slot` is called for each slot as it is done."""
+    with exclusive(config.output):
+        return pack_planned(plan(config), on_slot)
+
+
+def pack_planned(job: Plan, on_slot: OnSlot | None = None) -> PackSummary:
+    """`pack` after its plan, for whoever wants to know its size first. The caller holds the output."""
+    began = time.monotonic()
+    prepare_output(job.config)
+    try:
+        reports = _pack_all(job, on_slot)
+        return finish_pack(job, reports, time.monotonic() - began)
+    finally:
+        storage.sweep(job.config.output)
+
+
+def _pack_all(job: Plan, on_slot: OnSlot | None) -> list[SlotReport]:
+    reports: dict[int, SlotReport] = {}
+    bad = 0
+
+    def note(report: SlotReport) -> None:
+        nonlocal bad
+        reports[report.slot] = report
+        bad += report.bad
+        if on_slot:
+            on_slot(report)
+        if _too_many(job, bad):
+            check_share(job, reports.values())
+
+    with Pool(processes(job.config.n_jobs, len(job.slots))) as pool:
+        pack_group(job, range(len(job.slots)), pool, note)
+    return list(reports.values())
+
+
+def _too_many(job: Plan, bad: int) -> bool:
+    return bad > job.config.max_bad_fraction * job.rows
+
+
+def _refuse(job: Plan, bad: int, examples: Sequence[BadRow]) -> NoReturn:
+    reasons = "\n".join(f"  {row}" for row in examples[:_EXAMPLES])
+    raise TooManyBad(
+        f"{bad:,} of {job.rows:,} rows could not be packed, more than max_bad_fraction = "
+        f"{job.config.max_bad_fraction:g} allows. The first:\n{reasons}\nAll that were found are in "
+        f"{storage.join(job.config.output, ERRORS_NAME)}: repair them, or raise the limit, and run again"
+    )
+
+
+def _write_errors(config: PackConfig, rows: Iterable[BadRow]) -> str:
+    address = storage.join(config.output, ERRORS_NAME)
+    lines = [
+        json.dumps(
+            {"source": row.source, "row": row.row, "key": row.key, "stage": row.stage, "reason": row.reason}
+        )
+        for row in rows
+    ]
+    if lines:
+        storage.write_bytes(address, "".join(f"{line}\n" for line in lines).encode(), config.storage_options)
+    else:
+        storage.remove(address, config.storage_options)
+    return address
+
+
+def _manifests(job: Plan, slots: Iterable[int]) -> Iterator[Manifest]:
+    """Those that are there, in slot order."""
+    for number in slots:
+        found = manifest.load(job.config.output, number, job.config.storage_options)
+        if found is not None and found.rows == job.slots[number].rows:
+            yield found
+
+
+def _shard_files(config: PackConfig) -> list[str]:
+    files = storage.list_files(config.output, "", config.storage_options)
+    return [file for file in files if _SHARD.fullmatch(storage.relative(file, config.output))]
+
+
+def _remove_leftovers(job: Plan, shards: set[str]) -> None:
+    """Shards and manifests of an earlier run that had more of them. Nothing refers to these any more."""
+    config, options = job.config, job.config.storage_options
+    wanted = shards | {index_path(path) for path in shards}
+    for file in _shard_files(config):
+        if storage.relative(file, config.output) not in wanted:
+            storage.remove(file, options)
+    for number in manifest.slots(config.output, options):
+        if number >= len(job.slots):
+            storage.remove(manifest.address(config.output, number), options)
