@@ -6,7 +6,7 @@ lies in the page cache, and any safetensors reader can look into it. docs/format
 
 It is written here rather than by the safetensors package, whose metadata comes in random order: equal tars shall
 give equal bytes. Opening reads the header alone; each entry is checked when it is used, so a hostile index costs
-an error, never a read outside of its tar.
+an error, never a read outside of its tar. Whether it is what was written, to the byte, `Index.verify` tells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader import storage
-from loader.errors import BadIndex, StaleIndex, UnknownIndexVersion
+from loader.errors import BadAddress, BadIndex, StaleIndex, UnknownIndexVersion
 from loader.sample import Groups, split_name
 from loader.storage import StorageOptions
 from loader.tar import BLOCK
@@ -41,11 +41,11 @@ _ARRAYS = {
     "offset": "U64",
     "size": "U64",
     "name_begin": "U64",
+    "sample_begin": "U64",
+    "extension_begin": "U64",
     "name_crc32": "U32",
     "name_member": "U32",
     "extension": "U32",
-    "extension_begin": "U64",
-    "sample_begin": "U64",
     "key_size": "U32",
     "crc32": "U32",
     "name": "U8",
@@ -59,7 +59,9 @@ def index_path(address: str, index_root: str | None = None) -> str:
     """Where the index of a tar lies: beside it, or mirrored under `index_root` (for read-only datasets)."""
     if index_root is None:
         return address + ".index"
-    mirrored = address.replace("://", "/").lstrip("/")
+    mirrored = storage.normalise(address).replace("://", "/").lstrip("/")
+    if ".." in mirrored.split("/"):
+        raise BadAddress(f"{address} holds '..': give the address itself to keep its index elsewhere")
     return storage.join(storage.normalise(index_root), mirrored + ".index")
 
 
@@ -83,10 +85,8 @@ class Index:
         self._arrays = arrays
         self.num_members = len(self.offset)
         self.num_samples = len(self.sample_begin) - 1
-        begin, names = arrays["extension_begin"], arrays["extension_name"]
         self.extensions: tuple[str, ...] = tuple(
-            bytes(names[a:b]).decode("utf-8", "surrogateescape")
-            for a, b in itertools.pairwise(begin)
+            self._texts(arrays["extension_begin"], arrays["extension_name"])
         )
         self.tar_size = _number(self.metadata, "tar_size", where)
         self.checksum = (
@@ -97,7 +97,14 @@ class Index:
     @property
     def skipped(self) -> dict[str, dict[str, Any]]:
         """Reason → {"count": n, "names": the first few}: members that are no sample's."""
-        return cast("dict[str, dict[str, Any]]", json.loads(self.metadata.get("skipped", "{}")))
+        try:
+            skipped = json.loads(self.metadata.get("skipped", "{}"))
+            return {
+                str(reason): {"count": int(told["count"]), "names": [str(name) for name in told["names"]]}
+                for reason, told in skipped.items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            raise self._damaged("what it says of skipped members is unreadable") from None
 
     def members(self, sample: int) -> range:
         """The member numbers of one sample, ``0 <= sample < num_samples``."""
@@ -117,7 +124,33 @@ class Index:
     def member_name(self, member: int) -> str:
         """The cleaned name of a member; bytes that are no UTF-8 become surrogates."""
         first, last = self.name_begin[member], self.name_begin[member + 1]
-        return bytes(self.name[first:last]).decode("utf-8", "surrogateescape")
+        if not first <= last <= len(self.name):
+            raise self._damaged(f"member {member} claims bytes {first} to {last} of the names")
+        return str(self.name[first:last], "utf-8", "surrogateescape")
+
+    def names(self) -> list[str]:
+        """The cleaned names of all members."""
+        return self._texts(self.name_begin, self.name)
+
+    def keys(self) -> list[str]:
+        """The keys of all samples."""
+        sizes, begins = self.key_size, self.name_begin
+        firsts = [begins[self.members(sample)[0]] for sample in range(self.num_samples)]
+        if sum(sizes) > len(self.name):  # else overlapping ones could take far more memory than the file
+            raise self._damaged("the keys are longer than the names")
+        return [
+            str(self.name[first : first + size], "utf-8", "surrogateescape")
+            for first, size in zip(firsts, sizes, strict=True)
+        ]
+
+    def _texts(self, begins: memoryview, data: memoryview) -> list[str]:
+        numbers = np.asarray(begins)
+        if (numbers[:-1] > numbers[1:]).any():  # each byte is in one text: memory is bounded by the file
+            raise self._damaged("the texts don't lie one after the other")
+        whole = bytes(data)
+        return [
+            whole[a:b].decode("utf-8", "surrogateescape") for a, b in itertools.pairwise(numbers.tolist())
+        ]
 
     def member_extension(self, member: int) -> str:
         """The extension of a member, lower case, with its dot."""
@@ -129,21 +162,48 @@ class Index:
     def key(self, sample: int) -> str:
         """The key of a sample."""
         first = self.name_begin[self.members(sample)[0]]
-        return bytes(self.name[first : first + self.key_size[sample]]).decode("utf-8", "surrogateescape")
+        return str(self.name[first : first + self.key_size[sample]], "utf-8", "surrogateescape")
 
     def find_name(self, name: str) -> int:
         """The number of the member of that (cleaned) name; KeyError if there is none."""
-        wanted = name.encode("utf-8", "surrogateescape")
-        code = zlib.crc32(wanted)
-        codes = np.frombuffer(self._arrays["name_crc32"], np.uint32)
+        try:
+            wanted = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # no name of a member is spelled like that
+            raise KeyError(name) from None
+        code, begins = zlib.crc32(wanted), self.name_begin
+        codes = np.asarray(self._arrays["name_crc32"])
         numbers = self._arrays["name_member"]
         for place in range(int(np.searchsorted(codes, np.uint32(code))), len(numbers)):
             if codes[place] != code:
                 break
             member = numbers[place]
-            if member < self.num_members and self.member_name(member) == name:
+            if member >= self.num_members:
+                raise self._damaged(f"the name table claims member {member} of {self.num_members}")
+            first, last = begins[member], begins[member + 1]
+            if last - first == len(wanted) and self.name[first:last] == wanted:
                 return int(member)
         raise KeyError(name)
+
+    def find_key(self, key: str) -> int:
+        """The number of the sample of that key; KeyError if there is none."""
+        for extension in self.extensions:
+            try:  # its first member, as a rule, is the key and an extension as they stand here
+                member = self.find_name(key + extension)
+            except KeyError:
+                continue
+            sample = int(np.searchsorted(np.asarray(self.sample_begin), np.uint64(member), "right")) - 1
+            if 0 <= sample < self.num_samples and self.key(sample) == key:
+                return sample
+        try:
+            return self.keys().index(key)
+        except ValueError:
+            raise KeyError(key) from None
+
+    def verify(self) -> None:
+        """BadIndex unless every byte is what was written. Reads all of it; opening doesn't."""
+        metadata = {key: value for key, value in self.metadata.items() if key != "digest"}
+        if _digest(metadata, self._arrays) != self.metadata.get("digest"):
+            raise self._damaged("its bytes have changed since it was written")
 
     def _damaged(self, what: str) -> BadIndex:
         return BadIndex(f"{self.where}: damaged: {what}. Delete it, and it is built again")
@@ -159,19 +219,29 @@ class Index:
         if last + BLOCK > tar_size:
             raise self._damaged(f"the last header at {last} of a tar of {tar_size}")
         for which, header in (("first", head), ("last", read(last, last + BLOCK))):
-            if _digest(header) != self.metadata.get(which + "_header"):
+            if _fingerprint(header) != self.metadata.get(which + "_header"):
                 raise StaleIndex(f"{self.where}: the {which} header of the tar is another one by now")
 
 
 def _number(metadata: Mapping[str, str], key: str, where: str) -> int:
     value = metadata.get(key, "")
-    if not value.isdigit() or len(value) > 19:
+    if not (value.isascii() and value.isdigit()) or len(value) > 19:
         raise BadIndex(f"{where}: damaged: {key} is {value[:40]!r}. Delete it, and it is built again")
     return int(value)
 
 
-def _digest(header: bytes) -> str:
+def _fingerprint(header: bytes) -> str:
     return hashlib.sha256(header).hexdigest()[:32]
+
+
+def _digest(metadata: Mapping[str, str], arrays: Mapping[str, Any]) -> str:
+    """BLAKE2b of all that an index says: the metadata as JSON, then each array's name, length and bytes."""
+    digest = hashlib.blake2b(json.dumps(dict(sorted(metadata.items()))).encode(), digest_size=16)
+    for name, dtype in _ARRAYS.items():
+        if name in arrays:
+            digest.update(f"{name} {len(arrays[name])} ".encode())
+            digest.update(np.ascontiguousarray(arrays[name], _DTYPES[dtype][0]).data)
+    return digest.hexdigest()
 
 
 # -- the container
@@ -320,22 +390,19 @@ def pack_entries(entries: Entries, groups: Groups) -> bytes:
     }
     if entries.crcs is not None:
         arrays["crc32"] = np.array(entries.crcs, np.uint32)[order]
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ("offset", "size", "sample_begin", "name"):
-        digest.update(arrays[name].tobytes())
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
         "grouping": groups.rule,
         "tar_size": str(entries.tar_size),
-        "first_header": _digest(entries.first_header),
-        "last_header": _digest(entries.last_header),
+        "first_header": _fingerprint(entries.first_header),
+        "last_header": _fingerprint(entries.last_header),
         "last_header_at": str(entries.last_header_at),
-        "digest": digest.hexdigest(),
         "skipped": json.dumps(_summary(entries, groups), separators=(",", ":"), sort_keys=True),
     }
     if entries.checksum is not None:
         metadata["tar_adler32"] = str(entries.checksum)
+    metadata["digest"] = _digest(metadata, arrays)
     return _container(metadata, arrays)
 
 

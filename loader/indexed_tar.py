@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import zlib
@@ -15,12 +16,11 @@ from loader.errors import (
     BadSample,
     CorruptMember,
     ShardflowError,
-    StaleIndex,
     TruncatedTar,
     UnsafePickle,
 )
 from loader.index import Index
-from loader.indexing import build, ensure_index
+from loader.indexing import build, check_fresh, ensure_index
 from loader.sample import clean_name
 from loader.storage import StorageOptions
 
@@ -51,8 +51,8 @@ class IndexedTar(_Closing):
     `path`: a local path, any fsspec address, or (``memory`` only) a binary file object. `backend`: ``"mmap"``
     reads a local file in place; ``"memory"`` holds the whole tar in memory. `index`: an Index that is already
     open. `index_root`: where indexes lie if not beside their tars. `grouping` and `require_end`: see
-    `loader.sample` and `loader.tar`. `verify`: compare each member with the CRC-32 in the index, where there is
-    one; CorruptMember if it differs.
+    `loader.sample` and `loader.tar`. `verify`: check every byte of the index now, and compare each member that is
+    read with its CRC-32, where the index holds it; CorruptMember if it differs.
 
     Threads may share one, and it works after a fork. A pickle holds the arguments alone, and opens the tar
     again when it is loaded. Raises FileNotFoundError, BadAddress, BadTar, BadIndex.
@@ -84,44 +84,47 @@ class IndexedTar(_Closing):
         self._buffer: bytes | mmap.mmap | None = None
         if isinstance(path, (str, os.PathLike)):
             self.path = storage.normalise(path)
-            self.index = self._open(backend, storage_options, index)
-        else:
+            self._buffer = self._load(backend, storage_options)
+        elif hasattr(path, "read"):
             self.path = str(getattr(path, "name", "<stream>"))
             self._arguments = {}
             if backend != "memory":
                 raise BadAddress('a file object can\'t be mapped: say backend="memory"')
             self._buffer = path.read()
-            self.index = index or Index(
-                build(self._buffer, self.path, False, grouping, require_end), self.path
+        else:
+            self.path = ""
+        if not isinstance(self._buffer, (bytes, mmap.mmap)):
+            raise TypeError(f"{path!r:.80}: an address, or a file object opened in binary mode, was expected")
+        if index is not None:
+            check_fresh(index, self.path, buffer=self._buffer)
+        elif self._arguments:
+            index, _ = ensure_index(
+                self.path,
+                storage_options,
+                index_root=index_root,
+                checksum=False,
+                grouping=grouping,
+                require_end=require_end,
+                buffer=self._buffer,
             )
-        if len(self.buffer) != self.index.tar_size:
-            raise StaleIndex(f"{self.path}: {len(self.buffer)} bytes, the index knows {self.index.tar_size}")
+        else:
+            index = Index(build(self._buffer, self.path, False, grouping, require_end), self.path)
+        if verify:
+            index.verify()
+        self.index = index
 
-    def _open(self, backend: str, storage_options: StorageOptions | None, index: Index | None) -> Index:
-        local = storage.is_local(self.path)
-        if backend == "mmap" and not local:
+    def _load(self, backend: str, storage_options: StorageOptions | None) -> bytes | mmap.mmap:
+        if backend == "memory":
+            return storage.read_bytes(self.path, storage_options)
+        if not storage.is_local(self.path):
             raise BadAddress(
                 f'{self.path} is not on this machine, and can\'t be mapped: say backend="memory" to read it whole, '
                 "or copy it here first"
             )
-        arguments = self._arguments
-        if backend == "memory":
-            self._buffer = storage.read_bytes(self.path, storage_options)
-        if index is None:
-            index, _ = ensure_index(
-                self.path,
-                storage_options,
-                index_root=arguments["index_root"],
-                checksum=False,
-                grouping=arguments["grouping"],
-                require_end=arguments["require_end"],
-            )
-        if backend == "mmap":
-            with open(storage.local_path(self.path), "rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise TruncatedTar(f"{self.path}: a file of zero bytes is no tar: write it again")
-                self._buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return index
+        with open(storage.local_path(self.path), "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise TruncatedTar(f"{self.path}: a file of zero bytes is no tar: write it again")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __reduce__(self) -> tuple[Callable[..., IndexedTar], tuple[str, dict[str, Any]]]:
         if not self._arguments:
@@ -160,7 +163,7 @@ class IndexedTar(_Closing):
 
     def names(self) -> list[str]:
         """The names of all members, cleaned of a leading ``/`` or ``./``."""
-        return [self.index.member_name(i) for i in range(len(self))]
+        return self.index.names()
 
     def name(self, i: int) -> str:
         """The name of member `i`."""
@@ -173,9 +176,10 @@ class IndexedTar(_Closing):
     def by_name(self, name: str) -> bytes:
         """The bytes of the member `name`; KeyError if there is none."""
         try:
-            return self.read(self.index.find_name(clean_name(name)))
-        except KeyError:
+            member = self.index.find_name(clean_name(name))
+        except (KeyError, ValueError):  # no member's name holds ".."
             raise KeyError(f"{self.path} holds no member {name!r}") from None
+        return self.read(member)
 
     def read(self, member: int) -> bytes:
         """The bytes of member ``0 <= member < len(self)``; CorruptMember where `verify` finds them changed."""
@@ -221,7 +225,8 @@ class IndexedTar(_Closing):
         """Let go of the tar; reading it after this raises ValueError."""
         buffer, self._buffer = self._buffer, None
         if isinstance(buffer, mmap.mmap):
-            buffer.close()
+            with contextlib.suppress(BufferError):  # somebody holds a view: closed when the last one goes
+                buffer.close()
 
 
 def _reopen(path: str, arguments: dict[str, Any]) -> IndexedTar:
@@ -266,9 +271,12 @@ class IndexedTarSamples(_Closing):
                 f"extensions is the text {extensions!r}: a list such as [{extensions!r}] was expected"
             )
         self._arguments = (handlers, extensions, decode, allow_pickle)
-        self.tar = (
-            path if isinstance(path, IndexedTar) else IndexedTar(path, backend, storage_options, **arguments)
-        )
+        if isinstance(path, IndexedTar):
+            if arguments or storage_options or backend != "mmap":
+                raise ValueError("an IndexedTar is open already: say how it is opened where it is made")
+            self.tar = path
+        else:
+            self.tar = IndexedTar(path, backend, storage_options, **arguments)
         self.decode = decode
         self.handlers = make_handlers(handlers, allow_pickle=allow_pickle)
         self.index = self.tar.index
@@ -312,14 +320,14 @@ class IndexedTarSamples(_Closing):
 
     def keys(self) -> Iterator[str]:
         """The keys of all samples, in order."""
-        return (self.index.key(i) for i in range(len(self)))
+        return iter(self.index.keys())
 
     def find(self, key: str) -> int:
-        """The number of the sample with that key; KeyError if there is none. Looks at every key."""
-        for i, candidate in enumerate(self.keys()):
-            if candidate == key:
-                return i
-        raise KeyError(f"{self.path} holds no sample {key!r}")
+        """The number of the sample with that key; KeyError if there is none."""
+        try:
+            return self.index.find_key(key)
+        except KeyError:
+            raise KeyError(f"{self.path} holds no sample {key!r}") from None
 
     def members(self, i: int) -> list[tuple[str, str, bytes]]:
         """(name, extension, bytes) of the wanted members of a sample: its own first, then images by number."""

@@ -21,6 +21,7 @@ from loader.tar import BLOCK, Buffer, Walk, trailing_bytes
 
 logger = logging.getLogger(__name__)
 
+MISSING = "missing"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -91,40 +92,55 @@ def tar_buffer(address: str, storage_options: StorageOptions | None = None) -> I
         yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def check_fresh(index: Index, address: str, storage_options: StorageOptions | None = None) -> None:
-    """StaleIndex unless `index` describes the tar as it is now: size, first and last header."""
+def check_fresh(
+    index: Index, address: str, storage_options: StorageOptions | None = None, buffer: Buffer | None = None
+) -> None:
+    """StaleIndex unless `index` describes the tar as it is now, or as `buffer` holds it: size, first and last
+    header.
+    """
+    if buffer is not None:
+        index.check_fresh(len(buffer), buffer[:BLOCK], lambda start, end: buffer[start:end])
+        return
     size = storage.stat(address, storage_options).size
     if size != index.tar_size:  # before any read that could go past the end
         index.check_fresh(size, b"", lambda start, end: b"")
     if size < BLOCK:
         raise StaleIndex(f"{address}: {size} bytes are no tar")
-    index.check_fresh(
-        size,
-        storage.read_bytes(address, storage_options, 0, BLOCK),
-        lambda start, end: storage.read_bytes(address, storage_options, start, end),
-    )
+    try:
+        index.check_fresh(
+            size,
+            storage.read_bytes(address, storage_options, 0, BLOCK),
+            lambda start, end: storage.read_bytes(address, storage_options, start, end),
+        )
+    except EOFError:
+        raise StaleIndex(f"{address}: became shorter just now") from None
 
 
 def find_fresh(
-    address: str, storage_options: StorageOptions | None = None, index_root: str | None = None
+    address: str,
+    storage_options: StorageOptions | None = None,
+    index_root: str | None = None,
+    buffer: Buffer | None = None,
 ) -> tuple[Index | None, str]:
     """(the index of a tar, "fresh"), or (None, why it must be built).
 
-    FileNotFoundError if there is no tar; UnknownIndexVersion for an index that must not be overwritten.
+    `buffer`: the tar, where it has been read or mapped already. FileNotFoundError if there is no tar;
+    UnknownIndexVersion for an index that must not be overwritten.
     """
     where = index_path(address, index_root)
     options = storage_options if index_root is None else None
     try:
         index = load_index(where, options)
     except FileNotFoundError:
-        storage.stat(address, storage_options)
-        return None, "missing"
+        if buffer is None:
+            storage.stat(address, storage_options)
+        return None, MISSING
     except UnknownIndexVersion:
         raise
     except BadIndex as error:
         return None, str(error)
     try:
-        check_fresh(index, address, storage_options)
+        check_fresh(index, address, storage_options, buffer)
     except BadIndex as error:  # StaleIndex, or damage
         return None, str(error)
     return index, "fresh"
@@ -138,6 +154,7 @@ def ensure_index(
     checksum: bool = True,
     grouping: str = "auto",
     require_end: bool = True,
+    buffer: Buffer | None = None,
 ) -> tuple[Index, bool]:
     """The fresh index of a tar, and whether it had to be built: `obtain_index`, with a warning if unsaved."""
     index, state = obtain_index(
@@ -147,6 +164,7 @@ def ensure_index(
         checksum=checksum,
         grouping=grouping,
         require_end=require_end,
+        buffer=buffer,
     )
     if state == "unsaved":
         logger.warning(
@@ -163,31 +181,36 @@ def obtain_index(
     checksum: bool = True,
     grouping: str = "auto",
     require_end: bool = True,
+    buffer: Buffer | None = None,
 ) -> tuple[Index, Literal["fresh", "built", "unsaved"]]:
     """The fresh index of a tar, and where it comes from.
 
     A built index is published beside the tar, or under `index_root`. An index that lacks the checksum is built
     again if `checksum` is asked for; so is one that was grouped by another rule than the one asked for. On a
-    read-only place a missing index is built in memory for this process alone ("unsaved"); a stale one is an
-    error.
+    read-only place an index is built in memory for this process alone ("unsaved"), if there is none or a good one
+    that says less; one that is stale or damaged is an error, since others would stumble over it.
+
+    `buffer`: the tar, where it has been read or mapped already.
     """
-    index, reason = find_fresh(address, storage_options, index_root)
+    index, reason = find_fresh(address, storage_options, index_root, buffer)
     if index is not None:
         wanted = grouping in ("auto", index.grouping)
         if wanted and (not checksum or (index.checksum is not None and index.crc32 is not None)):
             return index, "fresh"
-        reason = "missing its checksums" if wanted else f"grouped as {index.grouping}"
-    with tar_buffer(address, storage_options) as buffer:
+    if buffer is not None:
         data = build(buffer, address, checksum, grouping, require_end)
-    where = index_path(address, index_root)
+    else:
+        with tar_buffer(address, storage_options) as opened:
+            data = build(opened, address, checksum, grouping, require_end)
+    where, options = index_path(address, index_root), storage_options if index_root is None else None
     try:
-        storage.write_bytes(where, data, storage_options if index_root is None else None)
+        storage.write_bytes(where, data, options)
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno not in _READ_ONLY:
             raise
-        if reason != "missing":
+        if index is None and reason != MISSING:
             raise StaleIndex(
                 f"{where}: {reason}, and the place is read-only: keep indexes elsewhere with index_root=…"
             ) from error
         return Index(data, where), "unsaved"
-    return load_index(where, storage_options if index_root is None else None), "built"
+    return load_index(where, options) if storage.is_local(where) else Index(data, where), "built"
