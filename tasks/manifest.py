@@ -39,13 +39,20 @@ class BadRow:
 
 
 @dataclass(frozen=True)
+class PackedShard(ShardInfo):
+    """What meta.json and meta_stats.json say of a shard; `extensions` counts its members."""
+
+    extensions: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """`inputs` is a digest of all that the shards were made from. `shards` may be empty, where no row was good."""
 
     slot: int
     inputs: str
     rows: int
-    shards: tuple[ShardInfo, ...]
+    shards: tuple[PackedShard, ...]
     bad: tuple[BadRow, ...]
 
     def __post_init__(self) -> None:
@@ -79,7 +86,7 @@ def load(output: str, slot: int, storage_options: StorageOptions | None = None) 
 def _manifest(value: dict[str, Any], slot: int) -> Manifest | None:
     if value.pop("version") != VERSION or value["slot"] != slot:
         return None
-    shards = tuple(ShardInfo(**shard) for shard in value.pop("shards"))
+    shards = tuple(PackedShard(**shard) for shard in value.pop("shards"))
     return Manifest(shards=shards, bad=tuple(BadRow(**row) for row in value.pop("bad")), **value)
 
 

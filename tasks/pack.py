@@ -28,12 +28,13 @@ from typing import Any, NoReturn
 
 from loader import meta, storage
 from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
+from loader.gen_meta import TarReport, save_meta
 from loader.index import index_path
 from loader.pool import Pool, processes
 from tasks import manifest, source
 from tasks.config import PackConfig
 from tasks.lock import exclusive
-from tasks.manifest import BadRow, Manifest
+from tasks.manifest import BadRow, Manifest, PackedShard
 from tasks.slot import SlotReport, pack_slot
 
 ERRORS_NAME = "errors.jsonl"
@@ -179,9 +180,8 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
     if _too_many(job, len(bad)):
         _refuse(job, len(bad), bad)
     shards = [shard for found in manifests for shard in found.shards]
-    values = {shard.path: meta.ShardMeta(shard.num_samples, shard.size, shard.checksum) for shard in shards}
-    meta.write_meta(config.output, values, options)
-    _remove_leftovers(job, set(values))
+    save_meta(config.output, map(_tar_report, shards), storage_options=options)
+    _remove_leftovers(job, {shard.path for shard in shards})
     storage.sweep(config.output)
     return PackSummary(
         output=config.output,
@@ -236,6 +236,13 @@ def _pack_all(job: Plan, on_slot: OnSlot | None) -> list[SlotReport]:
     with Pool(processes(job.config.n_jobs, len(job.slots))) as pool:
         pack_group(job, range(len(job.slots)), pool, note)
     return list(reports.values())
+
+
+def _tar_report(shard: PackedShard) -> TarReport:
+    """As gen_meta would find it, so that it has nothing to add."""
+    return TarReport(
+        shard.path, shard.num_samples, shard.size, shard.checksum, "fresh", shard.extensions, skipped={}
+    )
 
 
 def _too_many(job: Plan, bad: int) -> bool:

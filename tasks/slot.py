@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from loader import indexing, meta, storage
 from loader.errors import BadConfig, BadSample, ShardflowError
 from loader.tar import BLOCK
-from loader.writer import Members, Shard, ShardInfo
+from loader.writer import Members, Shard
 from tasks import fetch, manifest, recipes, source
 from tasks.config import PackConfig
-from tasks.manifest import BadRow, Manifest
+from tasks.manifest import BadRow, Manifest, PackedShard
 from tasks.pictures import identify
 
 # Raise it whenever equal inputs give other bytes than before: shards made before are then redone.
@@ -89,7 +91,7 @@ def _withdraw(slot: int, config: PackConfig) -> None:
 def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Manifest:
     builder = _Builder(slot, config, recipe)
     samples = builder.samples()
-    shards: list[ShardInfo] = []
+    shards: list[PackedShard] = []
     sample = next(samples, None)
     while sample is not None:
         if len(shards) == _MOST_PARTS:
@@ -98,15 +100,17 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
                 f"{_MOST_PARTS:,} files of that size; raise it, or lower max_samples"
             )
         address = storage.join(config.output, shard_name(slot.index, len(shards)))
+        extensions: Counter[str] = Counter()
         with Shard(address, config.storage_options) as shard:
             while sample is not None and (
                 not shard.num_samples or shard.size + _tar_size(sample[1]) + 2 * BLOCK <= config.max_bytes
             ):
                 shard.add(*sample)
+                extensions.update([suffix[suffix.find(".") :] for suffix, _ in sample[1]])
                 sample = next(samples, None)
         if shard.info is None:
             raise RuntimeError(f"{address} was left without being finished")
-        shards.append(shard.info)
+        shards.append(PackedShard(**asdict(shard.info), extensions=dict(sorted(extensions.items()))))
     return Manifest(slot.index, builder.inputs.digest(), slot.rows, tuple(shards), tuple(builder.bad))
 
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from loader.writer import ShardInfo
 from tasks import manifest
-from tasks.manifest import BadRow, Manifest
+from tasks.manifest import BadRow, Manifest, PackedShard
 
 ONE = Manifest(
     slot=3,
     inputs="ab",
     rows=5,
-    shards=(ShardInfo("shard-000003.tar", 3, 10240, 7), ShardInfo("shard-000003_001.tar", 1, 10240, 8)),
+    shards=(
+        PackedShard("shard-000003.tar", 3, 10240, 7, {".jpg": 2, ".json": 3}),
+        PackedShard("shard-000003_001.tar", 1, 10240, 8, {".json": 1}),
+    ),
     bad=(BadRow(30_000, "/d/ä.jsonl", 1, "000030000", "read", "half \ud83d"),),
 )
 

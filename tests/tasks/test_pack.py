@@ -15,6 +15,7 @@ import pytest
 
 from loader import indexing, meta, storage
 from loader.errors import BadConfig, BadSample, TooManyBad
+from loader.gen_meta import gen_meta
 from loader.indexed_tar import IndexedTarSamples
 from loader.pool import Pool
 from loader.writer import Shard
@@ -122,6 +123,15 @@ def test_the_loader_reads_it_and_nothing_is_left_to_index(corpus: Path) -> None:
     assert [sample["__key__"] for sample in samples] == [f"{n:09d}" for n in range(22)]
     assert samples[12][".json"]["caption"] == "<image_0>edit 0<image_1>"
     assert samples[0][".jpg"].size == (64, 48)
+
+
+def test_gen_meta_after_it_has_nothing_to_add(corpus: Path) -> None:
+    config = job(corpus, max_samples=21)  # the last shard holds nothing but text
+    pack.pack(config)
+    before = tree(out(config))
+    outcome = gen_meta(config.output, n_jobs=1)
+    assert [report.index for report in outcome.reports.values()] == ["fresh", "fresh"]
+    assert tree(out(config)) == before
 
 
 @pytest.mark.slow
