@@ -20,7 +20,9 @@ from loader.tar import BLOCK, TarWriter, headers_for
 
 Members = Sequence[tuple[str, bytes]]  # (what follows the key in the name: ".json", "-0.jpg"; bytes)
 
-_NUMBERED_KEY = re.compile(r"-(0|[1-9][0-9]*)\Z")
+_NUMBERED_KEY = re.compile(r"(?s)(.*)-(?:0|[1-9][0-9]*)\Z")
+_NUMBERED_SUFFIX = re.compile(r"(?s)-(0|[1-9][0-9]{0,8})(\..*)\Z")
+_LONGEST_NAME = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,13 @@ class Shard:
         self._entries = Entries()
         self._names: list[str] = []
         self._keys: set[str] = set()
-        self._numbered: str | None = None  # the first key with numbered members
-        self._ambiguous: str | None = None  # the first key that could be read as a numbered member
+        # What a reader could take for each other (see `_check_hyphens`): a key with numbered members, one that
+        # looks like a numbered member, what precedes the number in all such of one member, and all keys of one
+        # .json.
+        self._numbered: str | None = None
+        self._ambiguous: str | None = None
+        self._bases: set[str] = set()
+        self._alone: set[str] = set()
         self.info: ShardInfo | None = None
 
     @property
@@ -66,31 +73,38 @@ class Shard:
     def add(self, key: str, members: Members) -> None:
         """Write one sample: all of it, or none if it is refused.
 
+        A suffix is an extension (``.json``), or a number and an extension (``-0.jpg``); numbers run 0, 1, 2, …
         A key is unique in its shard and has no dot in its base name, since a name splits at its first dot. In a
-        shard that holds numbered members (``-0.jpg``), no key ends in a hyphen and a number.
+        shard that holds numbered members, no key ends in a hyphen and a number.
         """
         names = [key + suffix for suffix, _ in members]
-        self._check(key, members, names)
-        for name, (_, data) in zip(names, members, strict=True):
-            encoded = name.encode("utf-8", "surrogateescape")
-            entries = self._entries
-            entries.offsets.append(self._tar.add(encoded, data))
-            entries.names.append(encoded)
+        encoded = self._check(key, members, names)
+        entries = self._entries
+        for name, (_, data) in zip(encoded, members, strict=True):
+            entries.offsets.append(self._tar.add(name, data))
+            entries.names.append(name)
             entries.sizes.append(len(data))
             if entries.crcs is not None:
                 entries.crcs.append(zlib.crc32(data))
         self._names += names
         self._keys.add(key)
 
-    def _check(self, key: str, members: Members, names: list[str]) -> None:
+    def _check(self, key: str, members: Members, names: list[str]) -> list[bytes]:
+        """The names as bytes; ValueError or TypeError, and nothing has changed, if the sample can't be written."""
         if not members:
             raise ValueError(f"sample {key!r} has no members: give it at least one extension")
         if key in self._keys:
             raise ValueError(f"sample {key!r} comes twice in {self.address}: keys must be unique")
         if len(set(names)) != len(names):
             raise ValueError(f"sample {key!r} has two members of one name: {sorted(names)}")
-        for name, (suffix, _) in zip(names, members, strict=True):
-            stem = key if suffix.startswith(".") else key + suffix[: suffix.find(".")]
+        own, numbers = [], []
+        for name, (suffix, data) in zip(names, members, strict=True):
+            numbered = _NUMBERED_SUFFIX.match(suffix)
+            stem = key + suffix[: numbered.start(2)] if numbered else key
+            if numbered:
+                numbers.append(int(numbered[1]))
+            else:
+                own.append(suffix)
             if (
                 split_name(name)[0] != stem
                 or why_no_sample(name)
@@ -101,22 +115,42 @@ class Shard:
                     f"sample {key!r}: the name {name!r} would not be read back as key and extension. A key is "
                     "relative, not hidden, holds no '..', and no dot in its last component: replace it, by '_' say"
                 )
-        numbered = any(suffix.startswith("-") for suffix, _ in members)
-        if numbered and "-" in key[key.rfind("/") + 1 :]:
-            raise ValueError(f"sample {key!r} has several members of one extension, which are numbered behind a "
-                             "hyphen: its key can hold none of its own. Replace it, by '_' say")  # fmt: skip
-        if numbered and [suffix for suffix, _ in members if suffix.startswith(".")] != [".json"]:
-            raise ValueError(f"sample {key!r} has several members of one extension: beside them it must have one "
-                             "'.json', and nothing else")  # fmt: skip
-        if self._numbered is None and numbered:
-            self._numbered = key
-        if self._ambiguous is None and _NUMBERED_KEY.search(key):
-            self._ambiguous = key
-        if self._numbered is not None and self._ambiguous is not None:
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise TypeError(f"sample {key!r}: {suffix!r} is a {type(data).__name__}: bytes were expected")
+        self._check_hyphens(key, own, numbers)
+        return [_encoded(key, name) for name in names]
+
+    def _check_hyphens(self, key: str, own: list[str], numbers: list[int]) -> None:
+        """Refuse what a reader would group in another way, by the rule in `loader.sample`."""
+        hyphen = "-" in key[key.rfind("/") + 1 :]
+        if numbers:
+            if hyphen:
+                raise ValueError(f"sample {key!r} has several members of one extension, which are numbered behind a "
+                                 "hyphen: its key can hold none of its own. Replace it, by '_' say")  # fmt: skip
+            if own != [".json"]:
+                raise ValueError(f"sample {key!r} has several members of one extension: beside them it must have one "
+                                 "'.json', and nothing else")  # fmt: skip
+            if sorted(numbers) != list(range(len(numbers))):
+                raise ValueError(f"the numbers of sample {key!r} are {sorted(numbers)[:20]}: each of 0, 1, 2, … was "
+                                 "expected once")  # fmt: skip
+        like = _NUMBERED_KEY.match(key)
+        base = like[1] if like and len(own) == 1 else None
+        alone = not numbers and not hyphen and [extension.lower() for extension in own] == [".json"]
+        image, sample = (key if like else self._ambiguous), (key if numbers else self._numbered)
+        if base in self._alone:
+            sample = base
+        elif alone and key in self._bases:
+            image, sample = f"{key}-…", key
+        if image is not None and sample is not None:
             raise ValueError(
-                f"{self.address}: the key {self._ambiguous!r} looks like a numbered image, and sample "
-                f"{self._numbered!r} has some: replace the hyphen before the number, by '_' say"
+                f"{self.address}: the key {image!r} looks like a numbered image beside sample {sample!r}: "
+                "replace the hyphen before the number, by '_' say"
             )
+        self._numbered, self._ambiguous = sample, image
+        if base is not None:
+            self._bases.add(base)
+        if alone:
+            self._alone.add(key)
 
     def _finish(self) -> ShardInfo:
         self._tar.close()
@@ -126,11 +160,11 @@ class Shard:
         entries.last_header_at = tar.last_header_at
         groups = group(self._names)
         if set(groups.keys) != self._keys:
-            odd = sorted(self._keys.symmetric_difference(groups.keys))[:4]
-            raise ValueError(
-                f"{self.address}: the keys {odd} would be taken for numbered images: rename them"
-            )
+            raise RuntimeError(f"{self.address}: the samples would be read as others: {groups.keys[:5]}, …")
         index = pack_entries(entries, groups)
+        # The index of a tar that was here before goes first: equal in size and in its first and last members, it
+        # would pass for the new one's if we were killed in between.
+        storage.remove(index_path(self.address), self._options)
         self._stack.close()  # the tar appears
         storage.write_bytes(index_path(self.address), index, self._options)
         return ShardInfo(storage.name(self.address), self.num_samples, entries.tar_size, entries.checksum)
@@ -151,6 +185,16 @@ class Shard:
             self._stack.__exit__(kind, error, trace)
 
 
+def _encoded(key: str, name: str) -> bytes:
+    try:
+        encoded = name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"sample {key!r}: the name {name!r} is no text: {error.reason}") from None
+    if b"\0" in encoded or len(encoded) > _LONGEST_NAME:
+        raise ValueError(f"sample {key[:80]!r}: a name holds no NUL and at most {_LONGEST_NAME} bytes")
+    return encoded
+
+
 def write_shard(
     address: str, samples: Iterable[tuple[str, Members]], storage_options: StorageOptions | None = None
 ) -> ShardInfo:
@@ -169,8 +213,9 @@ class ShardWriter:
         with ShardWriter("out", max_samples=1000) as writer:
             writer.write({"__key__": "000000001", ".json": {"caption": "a cat"}, ".jpg": open("a.jpg", "rb").read()})
 
-    A value is bytes as they are, or text (UTF-8), or for ``.json`` anything that JSON holds, for ``.npy`` an
-    array. A list gives numbered members ``key-0.jpg``, ``key-1.jpg``; such a sample has a ``.json`` beside them.
+    A value is bytes as they are, or text (UTF-8), or for ``.json`` anything that JSON holds (JSON that is ready
+    goes as bytes), for ``.npy`` an array. A list gives numbered members ``key-0.jpg``, ``key-1.jpg``; such a
+    sample has a ``.json`` beside them. Entries such as ``__url__``, which webdataset adds, are left out.
 
     `name` is the pattern of shard names, filled with 0, 1, 2, … from `start`. A shard is closed before it would
     exceed `max_samples` or `max_bytes` (of the tar); a sample larger than that has a shard of its own. Without
@@ -192,9 +237,14 @@ class ShardWriter:
             raise ValueError(
                 f"max_samples={max_samples}, max_bytes={max_bytes}: at least 1 was expected of each"
             )
-        if name.format(0) == name.format(1) or not name.format(0).endswith(".tar"):
-            raise ValueError(f"name is {name!r}: a pattern such as 'shard-{{:06d}}.tar' was expected")
         self.root = storage.normalise(root)
+        try:
+            first, second = name.format(0), name.format(1)
+            storage.relative(storage.normalise(storage.join(self.root, first)), self.root)
+        except (ValueError, LookupError):
+            first = second = ""
+        if first == second or not first.endswith(".tar"):
+            raise ValueError(f"name is {name!r}: a pattern such as 'shard-{{:06d}}.tar' was expected")
         self.shards: list[ShardInfo] = []
         self._name = name
         self._limits = max_samples, max_bytes
@@ -208,7 +258,8 @@ class ShardWriter:
         max_samples, max_bytes = self._limits
         if self._shard is not None and self._shard.num_samples > 0:
             size = sum(
-                len(headers_for((key + s).encode(), len(d))) + len(d) + -len(d) % BLOCK for s, d in members
+                len(headers_for(_encoded(key, key + s), len(d))) + len(d) + -len(d) % BLOCK
+                for s, d in members
             )
             full = self._shard.num_samples >= max_samples or self._shard.size + size + 2 * BLOCK > max_bytes
             if full:
@@ -254,10 +305,14 @@ def encode_sample(sample: Mapping[str, Any]) -> tuple[str, list[tuple[str, bytes
     members: list[tuple[str, bytes]] = []
     numbered: list[tuple[str, bytes]] = []
     for extension, value in sample.items():
-        if extension == "__key__":
+        if not isinstance(extension, str):
+            raise TypeError(
+                f"sample {key!r}: {extension!r} is no extension: a text such as '.jpg' was expected"
+            )
+        if extension.startswith("__"):  # "__key__", and what webdataset adds: "__url__", "__local_path__"
             continue
         dotted = extension if extension.startswith(".") else "." + extension
-        if isinstance(value, (list, tuple)) and dotted != ".json":
+        if isinstance(value, (list, tuple)) and not dotted.lower().endswith(".json"):
             numbered += [(f"-{len(numbered) + i}{dotted}", encode(dotted, v)) for i, v in enumerate(value)]
         else:
             members.append((dotted, encode(dotted, value)))
@@ -268,14 +323,19 @@ def encode(extension: str, value: Any) -> bytes:
     """A value → the bytes of a member of that extension; TypeError names what would have done."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    if extension == ".json" or extension.endswith(".json"):
+    kind = extension.lower()
+    if kind.endswith(".json"):
         try:
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise TypeError(f"'{extension}': {error}: give what JSON can hold, or bytes") from None
+            kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind_of_error(f"'{extension}': {error}: give what JSON can hold, or bytes") from None
     if isinstance(value, str):
-        return value.encode()
-    if extension.endswith(".npy"):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"'{extension}': {error}: give bytes") from None
+    if kind.endswith(".npy"):
         import numpy as np
 
         buffer = io.BytesIO()
