@@ -23,6 +23,7 @@ from loader.index import Index
 from loader.indexing import build, check_fresh, ensure_index
 from loader.sample import clean_name
 from loader.storage import StorageOptions
+from loader.tar import TarMap
 
 BACKENDS = ("mmap", "memory")
 
@@ -82,38 +83,44 @@ class IndexedTar(_Closing):
         }
         self._verify = verify
         self._buffer: bytes | mmap.mmap | None = None
-        if isinstance(path, (str, os.PathLike)):
-            self.path = storage.normalise(path)
-            self._buffer = self._load(backend, storage_options)
-        elif hasattr(path, "read"):
-            self.path = str(getattr(path, "name", "<stream>"))
-            self._arguments = {}
-            if backend != "memory":
-                raise BadAddress('a file object can\'t be mapped: say backend="memory"')
-            self._buffer = path.read()
-        else:
-            self.path = ""
-        if not isinstance(self._buffer, (bytes, mmap.mmap)):
-            raise TypeError(f"{path!r:.80}: an address, or a file object opened in binary mode, was expected")
-        if index is not None:
-            check_fresh(index, self.path, buffer=self._buffer)
-        elif self._arguments:
-            index, _ = ensure_index(
-                self.path,
-                storage_options,
-                index_root=index_root,
-                checksum=False,
-                grouping=grouping,
-                require_end=require_end,
-                buffer=self._buffer,
-            )
-        else:
-            index = Index(build(self._buffer, self.path, False, grouping, require_end), self.path)
+        with contextlib.ExitStack() as opened:
+            if isinstance(path, (str, os.PathLike)):
+                self.path = storage.normalise(path)
+                self._buffer = self._load(backend, storage_options, opened)
+            elif hasattr(path, "read"):
+                self.path = str(getattr(path, "name", "<stream>"))
+                self._arguments = {}
+                if backend != "memory":
+                    raise BadAddress('a file object can\'t be mapped: say backend="memory"')
+                self._buffer = path.read()
+            else:
+                self.path = ""
+            if not isinstance(self._buffer, (bytes, mmap.mmap)):
+                raise TypeError(
+                    f"{path!r:.80}: an address, or a file object opened in binary mode, was expected"
+                )
+            if index is not None:
+                check_fresh(index, self.path, buffer=self._buffer)
+            elif self._arguments:
+                index, _ = ensure_index(
+                    self.path,
+                    storage_options,
+                    index_root=index_root,
+                    checksum=False,
+                    grouping=grouping,
+                    require_end=require_end,
+                    buffer=self._buffer,
+                )
+            else:
+                index = Index(build(self._buffer, self.path, False, grouping, require_end), self.path)
         if verify:
             index.verify()
         self.index = index
 
-    def _load(self, backend: str, storage_options: StorageOptions | None) -> bytes | mmap.mmap:
+    def _load(
+        self, backend: str, storage_options: StorageOptions | None, opened: contextlib.ExitStack
+    ) -> bytes | mmap.mmap:
+        """The tar, in memory or mapped; a file that is mapped stays open until `opened` ends."""
         if backend == "memory":
             return storage.read_bytes(self.path, storage_options)
         if not storage.is_local(self.path):
@@ -121,10 +128,13 @@ class IndexedTar(_Closing):
                 f'{self.path} is not on this machine, and can\'t be mapped: say backend="memory" to read it whole, '
                 "or copy it here first"
             )
-        with open(storage.local_path(self.path), "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise TruncatedTar(f"{self.path}: a file of zero bytes is no tar: write it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = opened.enter_context(storage.open_read(self.path))
+        if os.fstat(file.fileno()).st_size == 0:
+            raise TruncatedTar(f"{self.path}: a file of zero bytes is no tar: write it again")
+        buffer = TarMap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer.file = file.fileno()
+        opened.callback(setattr, buffer, "file", None)
+        return buffer
 
     def __reduce__(self) -> tuple[Callable[..., IndexedTar], tuple[str, dict[str, Any]]]:
         if not self._arguments:

@@ -17,7 +17,7 @@ from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownInd
 from loader.index import Entries, Index, index_path, load_index, pack_entries
 from loader.sample import check_name, group
 from loader.storage import StorageOptions
-from loader.tar import BLOCK, Buffer, Walk, trailing_bytes
+from loader.tar import BLOCK, Buffer, TarMap, Walk, trailing_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,12 @@ def tar_buffer(address: str, storage_options: StorageOptions | None = None) -> I
         if os.fstat(file.fileno()).st_size == 0:
             raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
         # Closed when the last reference goes: views may outlive this block in a traceback.
-        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = TarMap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer.file = file.fileno()
+        try:
+            yield buffer
+        finally:
+            buffer.file = None
 
 
 def check_fresh(
