@@ -84,15 +84,17 @@ class Batch:
 
 
 def trailing_bytes(buffer: Buffer, end: int) -> int:
-    """How many bytes follow the end-of-archive blocks at `end`, up to the last one that is not zero."""
-    position = len(buffer)
-    while position > end:
-        start = max(end, position - (1 << 20))
-        chunk = buffer[start:position].rstrip(b"\0")
-        if chunk:
-            return start + len(chunk) - end
-        position = start
-    return 0
+    """How many bytes follow the zero blocks at `end`: from the first block that isn't zero to the last such byte."""
+    chunk, first, last = 1 << 20, end, len(buffer)
+    while last > end and not (rest := buffer[max(end, last - chunk) : last].rstrip(b"\0")):
+        last = max(end, last - chunk)
+    if last <= end:
+        return 0
+    last = max(end, last - chunk) + len(rest)
+    while not (rest := buffer[first : first + chunk].lstrip(b"\0")):
+        first += chunk
+    first += min(chunk, len(buffer) - first) - len(rest)
+    return last - (first - (first - end) % BLOCK)
 
 
 @dataclass

@@ -101,7 +101,7 @@ def _make(name: str, folder: Path) -> bytes:
         (folder / path).write_bytes(data)
         os.chmod(folder / path, 0o644)
     os.symlink("a.jpg", folder / "link.jpg")
-    extra = ("--pax-option=exthdr.name=%d/%f",) if form == "pax" else ()
+    extra = ("--pax-option=exthdr.name=%d/%f,delete=atime,delete=ctime",) if form == "pax" else ()
     what = ["--owner=0", "--group=0", "--numeric-owner", "--mtime=@1", "--mode=a=r"]
     return tarmaker.by_gnu_tar(folder, form, *what, *extra)
 

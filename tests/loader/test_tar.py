@@ -358,19 +358,27 @@ def test_cut_in_a_payload_names_member_and_bytes() -> None:
     assert "after member 'a.jpg'" in message
 
 
-@pytest.mark.parametrize("rest", [b"junk", b"j" * 2000, member(b"c.jpg", b"c") + END, bytes(5000) + b"x"])
-def test_bytes_after_the_end_are_counted(rest: bytes) -> None:
+@pytest.mark.parametrize(
+    ("rest", "count"),
+    [
+        (b"", 0),
+        (bytes(3 << 20), 0),
+        (b"junk", 4),
+        (b"j" * 2000, 2000),
+        (member(b"c.jpg", b"c") + END, 513),  # two archives, one behind the other
+        (bytes(5000) + b"x", 393),  # from the block on
+        (bytes(5000) + b"x" + bytes(3 << 20) + b"x" + bytes(3 << 20), 392 + (3 << 20) + 2),
+        (bytes((1 << 20) - 1024) + b"x", 1),
+        (b"x" + bytes((1 << 20) - 1), 1),
+        (b"x" + bytes(1 << 20), 1),
+    ],
+)
+def test_bytes_after_the_end_are_counted(rest: bytes, count: int) -> None:
     data = member(b"a.jpg", b"a") + END
     found, _, end = walked(data + rest)
     assert [name for name, _, _ in found] == ["a.jpg"]
     assert end == 2 * BLOCK
-    assert tar.trailing_bytes(data + rest, end) == 2 * BLOCK + len(rest.rstrip(b"\0"))
-    assert tar.trailing_bytes(data + bytes(3 << 20), end) == 0
-
-
-def test_trailing_bytes_far_from_the_end() -> None:
-    data = END + b"x" + bytes(3 << 20)
-    assert tar.trailing_bytes(data, 0) == 2 * BLOCK + 1
+    assert tar.trailing_bytes(data + rest, end) == count
 
 
 # -- what is broken
