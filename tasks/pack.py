@@ -104,15 +104,12 @@ def prepare_output(config: PackConfig) -> None:
     options = config.storage_options
     marker = storage.join(config.output, manifest.FOLDER, _MARKER)
     if not storage.exists(marker, options):
-        theirs = (
-            [meta.meta_address(config.output)]
-            if storage.exists(meta.meta_address(config.output), options)
-            else []
-        )
-        if theirs := theirs or _shard_files(config):
+        described = meta.meta_address(config.output)
+        theirs = [described] if storage.exists(described, options) else []
+        if theirs := theirs or storage.list_files(config.output, ".tar", options):
             raise BadConfig(
-                f"output is {config.output}, where {storage.name(theirs[0])} was not written by this command: "
-                "choose another folder, or empty it"
+                f"output is {config.output}, where {storage.relative(theirs[0], config.output)} was not written by "
+                "this command: choose another folder, or empty it"
             )
         storage.write_bytes(marker, b'{"format":"shardflow pack","version":1}\n', options)
     storage.sweep(config.output)
@@ -262,12 +259,15 @@ def _write_errors(config: PackConfig, rows: Iterable[BadRow]) -> str:
     address = storage.join(config.output, ERRORS_NAME)
     lines = [
         json.dumps(
-            {"source": row.source, "row": row.row, "key": row.key, "stage": row.stage, "reason": row.reason}
+            {"source": row.source, "row": row.row, "key": row.key, "stage": row.stage, "reason": row.reason},
+            ensure_ascii=False,
         )
         for row in rows
     ]
     if lines:
-        storage.write_bytes(address, "".join(f"{line}\n" for line in lines).encode(), config.storage_options)
+        # Of a name that is no UTF-8, what Python makes of its bytes becomes an escape, which JSON knows too.
+        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+        storage.write_bytes(address, data, config.storage_options)
     else:
         storage.remove(address, config.storage_options)
     return address

@@ -536,6 +536,22 @@ def test_the_output_of_somebody_else(corpus: Path) -> None:
         pack.pack(config)
     del before["meta.json"]
     assert tree(out(config)) == before
+    elsewhere = dataclasses.replace(config, output=f"{corpus}/theirs")
+    (corpus / "theirs/deep").mkdir(parents=True)
+    (corpus / "theirs/deep/00000.tar").touch()
+    with pytest.raises(BadConfig, match=r"where deep/00000\.tar was not written"):
+        pack.pack(elsewhere)
+
+
+def test_names_that_are_no_utf8_are_reported(corpus: Path) -> None:
+    folder = corpus / os.fsdecode(b"caf\xe9 \xe6\x97\xa5")
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"image": "日本.jpg", "caption": "x"}\n')
+    config = job(corpus, source=str(folder))
+    assert pack.pack(config).bad == 1
+    (entry,) = errors(config)
+    assert entry["source"] == str(folder / "a.jsonl")
+    assert "日本.jpg: No such file" in (out(config) / "errors.jsonl").read_text()
 
 
 def test_two_runs_of_one_output(corpus: Path) -> None:
