@@ -214,7 +214,8 @@ class IndexedTar(_Closing):
         if isinstance(which, slice):
             return [self[i] for i in range(*which.indices(len(self)))]
         if isinstance(which, str):
-            return clean_name(which), self.by_name(which)
+            data = self.by_name(which)
+            return clean_name(which), data
         member = _place(which, len(self), self.path, "member")
         return self.index.member_name(member), self.read(member)
 
