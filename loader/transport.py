@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SLOT = 256 << 20  # bytes of address space; memory is taken as it is touched. What doesn't fit goes by pipe
+SLOT = 64 << 20  # bytes of address space; memory is taken as it is touched. What doesn't fit goes by pipe
 SMALLEST = 4096  # bytes: below that a pickle is as fast
 _ALIGNED = 64
 _HEAD = mmap.PAGESIZE
