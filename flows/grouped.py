@@ -32,18 +32,19 @@ class Groups:
     def __call__(
         self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
     ) -> Results:
-        total, begin, size, took = len(work.items), 0, 0, 0.0
+        total, begin, size, made, took = len(work.items), 0, 0, 0, 0.0
         results: list[Any] = []
         failures: list[tuple[Any, Exception]] = []
         pool = self._pools.get(n_jobs, total)
         while begin < total:
-            size = group_size(total, begin, size, took, pool.n_jobs)
+            size = group_size(total - begin, total, size, made, took, pool.n_jobs)
             group = Group(work, begin, work.items[begin : begin + size])
             began = time.monotonic()
             self.task_runs += 1
             state = TASKS[work.kind](group, pool, return_state=True)
             took = time.monotonic() - began
             _end_if_fatal(state, group)
+            made = len(group.items) - sum(map(work.kept, group.results))
             results += group.results
             failures += group.failures
             begin += size
@@ -52,16 +53,17 @@ class Groups:
         return results, failures
 
 
-def group_size(total: int, begin: int, last: int, took: float, jobs: int) -> int:
-    """Items for the next group, after the `last` ones took so many seconds.
+def group_size(left: int, total: int, last: int, made: int, took: float, jobs: int) -> int:
+    """Items for the next group, of `left` ones, after the `last` ones took so many seconds.
 
-    About as much work as `next_group` says. Items that were done already go by in no time and say nothing of
-    those to come, so there is an upper bound; and a lower one that keeps the number of task runs bearable.
+    About as much work as `next_group` says. Items that were done before go by in no time and say nothing of those
+    to come: unless most of the last ones were `made` now, there is an upper bound. The lower one keeps the number
+    of task runs bearable.
     """
-    left = total - begin
-    most = max(_BLIND, jobs, -(-4 * total // _MOST_RUNS))
     size = next_group(left, last, took, jobs, last)
-    return min(left, max(min(size, most), -(-total // _MOST_RUNS)))
+    if 2 * made < last:
+        size = min(size, max(_BLIND, jobs, -(-4 * total // _MOST_RUNS)))
+    return min(left, max(size, -(-total // _MOST_RUNS)))
 
 
 def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:

@@ -7,10 +7,10 @@ import errno
 import http.client
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from loader.errors import ShardflowError
 from loader.pool import Pool
@@ -102,8 +102,9 @@ class Group(Generic[Item, Result]):
         """
         left = {id(item): item for item in self._left}
         self.failures = [(item, error) for item, error in self.failures if id(item) not in left]
+        outcomes = pool.run_all(self.work.function, self._left, *self.work.arguments)
         try:
-            for item, outcome in pool.run_all(self.work.function, self._left, *self.work.arguments):
+            for item, outcome in outcomes:
                 if isinstance(outcome, self.work.fatal):
                     raise outcome
                 del left[id(item)]
@@ -113,6 +114,9 @@ class Group(Generic[Item, Result]):
                     self.results.append(outcome)
                 on_done(None if isinstance(outcome, Exception) else outcome)
         finally:
+            cast(
+                "Generator[object, None, None]", outcomes
+            ).close()  # whatever ends the loop ends the workers, now
             again = {id(item) for item, error in self.failures if may_pass(error)} | left.keys()
             self._left = [item for item in self.items if id(item) in again]
 
