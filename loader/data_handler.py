@@ -222,13 +222,13 @@ def _arrays(data: Data, allow_pickle: bool) -> dict[str, Any]:
     return arrays
 
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
 default_handlers: Mapping[str, Handler] = HandlerTable(
     {
         ".txt": read_text,
         ".json": read_json,
-        **dict.fromkeys(_IMAGES, decode_image),
+        **dict.fromkeys(IMAGE_EXTENSIONS, decode_image),
         ".npy": read_npy,
         ".npz": read_npz,
         ".pickle": refuse_pickle,
@@ -262,7 +262,7 @@ def make_handlers(
         raise BadConfig(f"images={images!r}: expected 'pil' (RGB images) or 'array' (uint8 arrays)")
     table = dict(default_handlers)
     if images == "array":
-        table.update(dict.fromkeys(_IMAGES, decode_array))
+        table.update(dict.fromkeys(IMAGE_EXTENSIONS, decode_array))
     if allow_pickle:
         table.update(_TRUSTED)
     for extension, handler in (handlers or {}).items():

@@ -85,6 +85,8 @@ _TURN_PIXELS: dict[int, Callable[[Pixels], Pixels]] = {
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
 
+_TURNED = 5  # from this orientation on, height and width change places
+
 # JPEG markers: frames of other kinds, restarts, start, end, and pixels with no frame before them.
 _NO_PLAIN_JPEG = frozenset((*range(0xC5, 0xCC), *range(0xCD, 0xDB)))
 
@@ -99,29 +101,49 @@ def image_extension(data: Data) -> str | None:
     return None
 
 
-def decode_image(data: Data, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture as an RGB image, all pixels decoded. BadSample with the decoder's reason otherwise."""
-    image = _load(data, max_pixels)
+def image_size(data: Data) -> tuple[int, int]:
+    """(height, width) of what `decode_image` would give, from the header: no pixels are decoded.
+
+    The first few kilobytes of a JPEG or PNG are mostly enough; BadSample where they are not.
+    """
+    header = _jpeg_header(data)
+    if header is not None:
+        width, height, orientation = header
+    else:
+        image = _opened(data, lambda image: image)
+        (width, height), orientation = image.size, _orientation(image)
+    return (width, height) if orientation >= _TURNED else (height, width)
+
+
+def decode_image(
+    data: Data, max_pixels: int = MAX_PIXELS, at_least: tuple[int, int] | None = None
+) -> Image.Image:
+    """The picture as an RGB image, all pixels decoded. BadSample with the decoder's reason otherwise.
+
+    `at_least` (height, width): a JPEG may come at half, a quarter or an eighth of its size, if that is as large.
+    """
+    image = _opened(data, lambda image: _decode(image, max_pixels, at_least))
     with _as_bad_sample(f"no readable picture of mode {image.mode}"):
         return _strip(_seen(image), image)
 
 
-def decode_array(data: Data, max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_array(data: Data, max_pixels: int = MAX_PIXELS, at_least: tuple[int, int] | None = None) -> Pixels:
     """The picture as a writable, contiguous uint8 array, height × width × RGB.
 
     Plain JPEGs go through simplejpeg where it is installed (extra ``fast``), everything else, and whatever it
     refuses, through `decode_image`: the same pictures are good or bad with both, and the pixels differ by no
-    more than two JPEG decoders do.
+    more than two JPEG decoders do. `at_least`: as for `decode_image`; here 3/8 of its size serves, too.
     """
     decoder = _simplejpeg()
     header = _jpeg_header(data) if decoder else None
     if decoder and header and header.width * header.height <= max_pixels:
         # simplejpeg is strict: it raises for damage that Pillow may or may not shrug off. Pillow decides.
         with contextlib.suppress(ValueError):
-            pixels = cast(Pixels, decoder.decode_jpeg(data, colorspace="RGB"))
+            smaller = _scale(header, at_least)
+            pixels = cast(Pixels, decoder.decode_jpeg(data, colorspace="RGB", **smaller))
             turn = _TURN_PIXELS.get(header.orientation)
             return np.ascontiguousarray(turn(pixels)) if turn else pixels
-    return np.array(decode_image(data, max_pixels))
+    return np.array(decode_image(data, max_pixels, at_least))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -160,30 +182,33 @@ def exif_orientation(exif: bytes) -> int:
     return 1
 
 
-def _load(data: Data, max_pixels: int) -> ImageFile.ImageFile:
-    """The picture as stored, all pixels decoded."""
+def _opened(data: Data, read: Callable[[ImageFile.ImageFile], ImageFile.ImageFile]) -> ImageFile.ImageFile:
+    """What `read` makes of the picture whose header has been read."""
     extension = image_extension(data)
     if extension is None:
         raise BadSample(
             f"no picture ({len(data):,} bytes that start with {bytes(data[:12])!r}): "
             f"expected one of {' '.join(_PLUGINS)}"
         )
+    # Not Image.open, which warns of size for every format, by a process-wide limit.
+    plugin = _plugin(extension)
     with _as_bad_sample(f"no readable picture, though it starts as {extension}"):
         # Warnings are silenced only where it must be: doing so changes a list of the whole process, and makes
         # Python show again what it has shown once.
         if extension in _WARN_OF_SIZE:
             with _quiet():
-                return _decode(data, extension, max_pixels)
+                return read(plugin(io.BytesIO(data)))
         try:
-            return _decode(data, extension, max_pixels)
+            return read(plugin(io.BytesIO(data)))
         except Warning:  # a caller that turns warnings into errors doesn't mean damaged EXIF
             with _quiet():
-                return _decode(data, extension, max_pixels)
+                return read(plugin(io.BytesIO(data)))
 
 
-def _decode(data: Data, extension: str, max_pixels: int) -> ImageFile.ImageFile:
-    # Not Image.open, which warns of size for every format, by a process-wide limit.
-    image = _plugin(extension)(io.BytesIO(data))
+def _decode(
+    image: ImageFile.ImageFile, max_pixels: int, at_least: tuple[int, int] | None
+) -> ImageFile.ImageFile:
+    """The picture as stored, all pixels decoded."""
     width, height = image.size
     if width * height > max_pixels:
         raise BadSample(
@@ -191,9 +216,27 @@ def _decode(data: Data, extension: str, max_pixels: int) -> ImageFile.ImageFile:
             "if it is meant, pass a handler with a higher one, e.g. "
             "functools.partial(loader.images.decode_image, max_pixels=…)"
         )
+    if at_least is not None:
+        least_height, least_width = _stored(at_least, _orientation(image))
+        image.draft(None, (least_width, least_height))  # does something for JPEG alone
     _scale_key(image)
     image.load()
     return image
+
+
+def _stored(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """A size as seen → as stored."""
+    return (size[1], size[0]) if orientation >= _TURNED else size
+
+
+def _scale(header: _JpegHeader, at_least: tuple[int, int] | None) -> dict[str, int]:
+    """What tells simplejpeg to decode a JPEG smaller, where that is wanted and pays."""
+    if at_least is not None:
+        height, width = _stored(at_least, header.orientation)
+        if 2 * height <= header.height and 2 * width <= header.width:
+            # Scales above a half gain nothing: libjpeg-turbo has no fast code for 5/8 and 7/8.
+            return {"min_height": height, "min_width": width, "min_factor": 2}
+    return {}
 
 
 def _scale_key(image: ImageFile.ImageFile) -> None:
@@ -229,10 +272,14 @@ def _as_bad_sample(what: str) -> Iterator[None]:
 
 def _seen(image: Image.Image) -> Image.Image:
     """RGB, upright; `image` itself where it is both already."""
-    exif = image.info.get("exif")
-    turn = _TURN_IMAGE.get(exif_orientation(exif)) if isinstance(exif, bytes) else None
+    turn = _TURN_IMAGE.get(_orientation(image))
     rgb = _opaque(image)
     return rgb if turn is None else rgb.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    exif = image.info.get("exif")
+    return exif_orientation(exif) if isinstance(exif, bytes) else 1
 
 
 def _strip(rgb: Image.Image, source: Image.Image) -> Image.Image:

@@ -26,6 +26,7 @@ from loader.images import (
     decode_image,
     exif_orientation,
     image_extension,
+    image_size,
     to_rgb,
 )
 
@@ -478,3 +479,31 @@ def test_a_higher_limit_travels_as_a_handler():
     handler = pickle.loads(pickle.dumps(functools.partial(decode_image, max_pixels=10)))
     with pytest.raises(BadSample):
         handler(encoded(photo(), "PNG"))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_size_from_the_header_is_that_of_the_decoded_picture(kind, orientation):
+    options = {"exif": exif(orientation)} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+    data = encoded(photo(40, 24), kind, **options)
+    image = decode_image(data)
+    assert image_size(data) == (image.height, image.width)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "RGB"])
+def test_size_needs_no_more_of_a_jpeg_than_its_header(mode):
+    data = encoded(photo(400, 240).convert(mode), "JPEG", exif=exif(6))
+    assert image_size(data[:1024]) == (400, 240)
+    with pytest.raises(BadSample):
+        image_size(data[:30])
+
+
+def test_size_needs_no_more_of_a_png_than_its_header():
+    data = encoded(photo(400, 240), "PNG", exif=exif(6))
+    assert image_size(data[:300]) == (400, 240)
+
+
+@pytest.mark.parametrize("data", [b"", b"text" * 100, b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_no_picture_has_no_size(data):
+    with pytest.raises(BadSample):
+        image_size(data)
