@@ -25,6 +25,7 @@ Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 3.0  # seconds for children to end by themselves
+_HOPELESS = 3  # times that all children died, and nothing was done
 
 
 def processes(n_jobs: int, items: int) -> int:
@@ -137,15 +138,23 @@ class Pool:
 
         What was under way when a child was killed (for memory, most often) is done again by fresh children, one
         at a time at the end; an item that ends its process twice has BrokenProcessPool as its result. Call this
-        for steps that may be done twice.
+        for steps that may be done twice. BrokenProcessPool is raised if the children die again and again, and nothing
+        gets done.
         """
-        left, alone = dict(enumerate(items)), {}
+        left, alone, rounds, done = dict(enumerate(items)), {}, 0, False
         while left:
             try:
                 for (number, item), outcome in self.run(_unnumbered, list(left.items()), function, arguments):
                     del left[number]
+                    done = True
                     yield item, outcome
-            except BrokenProcessPool:  # noqa: PERF203 - a round is no small step
+            except BrokenProcessPool as error:  # noqa: PERF203 - a round is no small step
+                rounds += 1
+                if rounds == _HOPELESS and not done:
+                    raise BrokenProcessPool(
+                        "the processes die before anything is done. A script that starts them does so under "
+                        '`if __name__ == "__main__":`, since each of them imports it again'
+                    ) from error
                 # Items are handed out in order: one in work and one waiting for each child, and one more.
                 for number in list(left)[: 2 * self.n_jobs + 1]:
                     alone[number] = left.pop(number)

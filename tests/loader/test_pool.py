@@ -181,3 +181,59 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
         while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_children_that_never_start_are_told_soon(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom loader.pool import Pool\n"
+        "with Pool(2) as pool:\n    list(pool.run_all(abs, range(1000)))\n"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and "under `if __name__" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 60
+
+
+def test_a_child_that_is_asked_to_end(tmp_path: Path) -> None:
+    """By a scheduler, say: what it has half-written goes with it."""
+    with start(tmp_path) as child:
+        while len(list((tmp_path / "out").glob("started-*"))) < 2:
+            time.sleep(0.01)
+        for pid in children_of(child.pid):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGTERM)
+        assert child.stderr is not None
+        assert "BrokenProcessPool" in child.stderr.read().decode().splitlines()[-1]
+        assert child.wait(30) != 0
+    assert [name for name in os.listdir(tmp_path / "out") if not name.startswith("started")] == []
+
+
+def large(item: int) -> bytes:
+    return bytes(1_000_000)
+
+
+def test_many_items_and_large_results() -> None:
+    with Pool(2) as pool:
+        started = time.monotonic()
+        assert sum(outcome == 2 * item for item, outcome in pool.run(double, range(5000))) == 5000
+        assert time.monotonic() - started < 30
+        assert [len(outcome) for _, outcome in pool.run(large, range(20))] == [1_000_000] * 20
+
+
+def test_one_job_needs_no_process() -> None:
+    with Pool(1) as pool:
+        assert dict(pool.run(lambda item: (item, os.getpid()), [1, 2])) == {
+            1: (1, os.getpid()),
+            2: (2, os.getpid()),
+        }
+        assert list(pool.run(double, [])) == []
+    with Pool(2) as pool:
+        assert list(pool.run(double, [])) == list(pool.run_all(double, [])) == []
+
+
+def test_a_function_that_cannot_travel_is_a_result() -> None:
+    with Pool(2) as pool:
+        ((_, outcome),) = pool.run(lambda item: item, [1])
+        assert isinstance(outcome, Exception)
+        assert dict(pool.run(double, [1])) == {1: 2}
