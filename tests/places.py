@@ -21,8 +21,7 @@ def python(code: str, *arguments: object, **options: object) -> subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
-        **options,  # type: ignore[call-overload]
+        **{"env": environment(), **options},  # type: ignore[call-overload]
     )
 
 
