@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from loader.indexed_tar import IndexedTarSamples
 from loader.order import Order, choose_lanes
 from loader.registry import DatasetEntry
 from loader.schedule import Schedule, Tail
+from loader.selection import Selection
 from loader.shards import find_shards
 from loader.state import RankProgress, Run, State, fingerprint
 from loader.storage import StorageOptions
@@ -181,7 +181,7 @@ class IndexedTarDataset(IterableDataset[Any]):
         self._lanes: int | None = None
         self._workers: int | None = None  # of the loader that this copy belongs to
         self._warned = False
-        self._selection: tuple[Ints, npt.NDArray[np.uint32]] | None = None
+        self.selection: Selection | None = None  # None: all take part
         self.counts: Ints = self.table.counts  # samples of each shard that take part
         self.fingerprint = self.table.fingerprint
         Order(self.table.counts[:0], seed, 0, shuffle_size, 1, shuffle)  # refuses what can't be meant
@@ -449,18 +449,12 @@ class IndexedTarDataset(IterableDataset[Any]):
         other.batch_size, other.tail, other._workers = batch_size, tail, max(1, num_workers)
         return other
 
-    def select(self, kept: Sequence[Ints]) -> None:
+    def select(self, kept: Sequence[Ints] | Selection) -> None:
         """Let only these samples of each shard take part: ascending numbers, one array for each shard."""
-        if len(kept) != len(self.table):
-            raise ValueError(f"{len(kept)} selections for {len(self.table)} shards")
-        counts = np.array([len(numbers) for numbers in kept], np.int64)
-        begins = np.zeros(len(kept) + 1, np.int64)
-        np.cumsum(counts, out=begins[1:])
-        flat = np.concatenate([np.asarray(numbers, np.uint32) for numbers in kept])
-        self._selection = begins, flat
-        self.counts = counts
-        digest = hashlib.sha256(flat.tobytes()).hexdigest()[:16]
-        self.fingerprint = fingerprint([self.table.fingerprint, digest], [len(flat), len(kept)])
+        selection = kept if isinstance(kept, Selection) else Selection.of(kept, self.table.counts)
+        self.selection, self.counts = selection, selection.counts
+        parts = [self.table.fingerprint, selection.digest]
+        self.fingerprint = fingerprint(parts, [len(selection), len(self.table)])
 
     def open_shard(self, shard: int) -> IndexedTarSamples:
         """Open one shard, for the `lru_size` that stay open."""
@@ -516,10 +510,7 @@ class IndexedTarDataset(IterableDataset[Any]):
 
     def _kept(self, shards: Ints, numbers: Ints) -> Ints:
         """The numbers in their shards of the n-th samples that take part."""
-        if self._selection is None:
-            return numbers
-        begins, kept = self._selection
-        return np.asarray(kept[begins[shards] + numbers], np.int64)
+        return numbers if self.selection is None else self.selection.at(shards, numbers)
 
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.table.num_samples:
