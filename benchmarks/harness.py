@@ -64,6 +64,7 @@ class Cell:
     low: float
     high: float
     verdict: str
+    clock: str  # "seconds" without waiting for a core, or "wall" where that can't be told
     ours_seconds: list[float]
     peer_seconds: list[float]
     ours_cpu: float
@@ -87,6 +88,7 @@ class Answer:
     cells: list[Cell] = field(default_factory=list)
     limits: list[dict[str, Any]] = field(default_factory=list)
     others_cpu: float = 0.0  # share of one core that other processes took meanwhile
+    waited: float = 0.0  # share of all wall time that was waiting for a core
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -171,6 +173,8 @@ def ask(question: Question, rounds: int) -> Answer:
         statistics.median(report["cpu"] for report in everyone),
         others_cpu=busy.others(),
     )
+    reports = everyone + [report for each in theirs.values() for report in each]
+    answer.waited = sum(report["waited"] for report in reports) / sum(report["wall"] for report in reports)
     answer.cells = [_cell(question, peer, ours[peer.title], theirs[peer.title]) for peer in peers]
     missing = {peer.title for peer in question.peers} - {peer.title for peer in peers}
     answer.problems = [f"{title} could not run here" for title in sorted(missing)]
@@ -181,7 +185,9 @@ def ask(question: Question, rounds: int) -> Answer:
 
 
 def _cell(question: Question, peer: Contender, ours: list[Report], theirs: list[Report]) -> Cell:
-    ratios = [their["seconds"] / our["seconds"] for our, their in zip(ours, theirs, strict=True)]
+    # What waiting for a core cost is taken off on both sides or on none.
+    clock = "wall" if any(report["workers"] for report in ours + theirs) else "seconds"
+    ratios = [their[clock] / our[clock] for our, their in zip(ours, theirs, strict=True)]
     ratio, low, high = statistics.median(ratios), min(ratios), max(ratios)
     extra = {
         key: statistics.median(report[key] for report in theirs)
@@ -195,11 +201,12 @@ def _cell(question: Question, peer: Contender, ours: list[Report], theirs: list[
         low,
         high,
         _verdict(peer, ratio, low, high),
-        [report["seconds"] for report in ours],
-        [report["seconds"] for report in theirs],
+        clock,
+        [report[clock] for report in ours],
+        [report[clock] for report in theirs],
         statistics.median(report["cpu"] for report in ours),
         statistics.median(report["cpu"] for report in theirs),
-        question.scale(statistics.median(report["seconds"] for report in theirs)),
+        question.scale(statistics.median(report[clock] for report in theirs)),
         extra,
         ratios,
     )

@@ -96,7 +96,10 @@ def _headings(answer: Answer) -> tuple[str, ...]:
 
 
 def _foot(answer: Answer) -> str:
-    share = f"Other processes took {answer.others_cpu:.2f} of a core meanwhile."
+    share = (
+        f"Other processes took {answer.others_cpu:.2f} of a core meanwhile; {answer.waited:.0%} of the wall time was "
+        "waiting for a core, and is taken off."
+    )
     return " ".join([part for part in (answer.note, share) if part] + [f"{p}." for p in answer.problems])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import subprocess
 import tarfile
+import tempfile
 
 from common import (
     Args,
@@ -68,31 +68,27 @@ def _check(args: Args, found: list[list[tuple[str, int, int]]]) -> Report:
 
 def index_gnu_tar(args: Args) -> Report:
     """`tar -tf`: names alone."""
-    with Stopwatch() as watch:
-        listings = [
-            subprocess.run(["tar", "-tf", tar], check=True, capture_output=True) for tar in args["tars"]
-        ]
-    if not args["check"]:
-        return watch.report()
-    names = [line for listing in listings for line in listing.stdout.decode().splitlines()]
-    return watch.report(check={"count": len(names), "names": digest_lines(names)})
+    return _gnu_listing(args, ["tar", "-tf"])
 
 
 def index_gnu_tar_verbose(args: Args) -> Report:
     """`tar -tvRf`: names, sizes and block numbers, which is what an index needs."""
-    command = ["tar", "--quoting-style=literal", "-tvRf"]
-    with Stopwatch() as watch:
-        listings = [subprocess.run([*command, tar], check=True, capture_output=True) for tar in args["tars"]]
-    if not args["check"]:
-        return watch.report()
-    return watch.report(
-        check=digest_members(
-            _listed(line)
-            for listing in listings
-            for line in listing.stdout.decode().splitlines()
-            if "** Block" not in line
-        )
-    )
+    return _gnu_listing(args, ["tar", "--quoting-style=literal", "-tvRf"])
+
+
+def _gnu_listing(args: Args, command: list[str]) -> Report:
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "listing")
+        with Stopwatch() as watch:
+            for tar in args["tars"]:
+                watch.run([*command, tar], out)
+        if not args["check"]:
+            return watch.report()
+        with open(out) as file:
+            lines = [line for line in file.read().splitlines() if "** Block" not in line]
+    if len(command) == 2:
+        return watch.report(check={"count": len(lines), "names": digest_lines(lines)})
+    return watch.report(check=digest_members(_listed(line) for line in lines))
 
 
 def _listed(line: str) -> tuple[str, int, int]:
@@ -228,12 +224,11 @@ def _gnu_tar(args: Args, names: str, flush: bool) -> Report:
     os.makedirs(args["out"])
     command = ["tar", "--format=ustar", "-cf", out, "-C", args["loose"], "--files-from", names]
     with Stopwatch() as watch:
-        subprocess.run(command, check=True)
+        watch.run(command)
         if flush:
             with open(out, "rb") as file:
                 os.fsync(file.fileno())
-    children_peak = peak_bytes()
-    return watch.report(peak=children_peak, check=_jpegs(out) if args["check"] else {})
+    return watch.report(peak=peak_bytes(children=True), check=_jpegs(out) if args["check"] else {})
 
 
 def _jpegs(path: str) -> Report:

@@ -5,15 +5,17 @@ Standard library alone, so that it runs in the peers' environment and in ours.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,13 +25,22 @@ Contender = Callable[[Args], Report]
 
 
 class Stopwatch:
-    """Wall and CPU seconds (this process and its finished children) of a `with` block."""
+    """What a `with` block took, on this machine as if nobody else were on it.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    `wall` are all seconds, `waited` those in which this thread could have run but the kernel had given the core to
+    somebody else (its run-queue delay, /proc/self/schedstat), `seconds` the difference: what counts. `cpu` are the
+    CPU seconds of this process and its finished children. A contender whose work is done by other processes says
+    so with `workers=True`, since their waiting can't be told: its wall seconds count then, on both sides.
+    """
+
+    def __init__(self, workers: bool = False) -> None:
+        self.workers = workers
+        self.wall = 0.0
         self.cpu = 0.0
+        self.waited = 0.0
 
     def __enter__(self) -> Stopwatch:
+        self._waited = queue_seconds()
         self._cpu = _cpu_seconds()
         self._start = time.perf_counter()
         return self
@@ -37,11 +48,38 @@ class Stopwatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.seconds = time.perf_counter() - self._start
+        self.wall = time.perf_counter() - self._start
         self.cpu = _cpu_seconds() - self._cpu
+        self.waited += queue_seconds() - self._waited
+
+    def run(self, command: Sequence[str], out: str | None = None) -> None:
+        """Run a command inside the block, its waiting counted with ours; its output goes to the file `out`."""
+        with contextlib.ExitStack() as stack:
+            stdout = stack.enter_context(open(out, "ab")) if out else None
+            child = subprocess.Popen(command, stdout=stdout)
+        # Waited for but not yet reaped, it can still be asked.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        self.waited += queue_seconds(child.pid)
+        if child.wait() != 0:
+            raise RuntimeError(f"{command[0]}: exit status {child.returncode}")
 
     def report(self, **more: object) -> Report:
-        return {"seconds": self.seconds, "cpu": self.cpu, **more}
+        waited = 0.0 if self.workers else self.waited
+        return {
+            "seconds": self.wall - waited,
+            "wall": self.wall,
+            "waited": waited,
+            "cpu": self.cpu,
+            "workers": self.workers,
+            **more,
+        }
+
+
+def queue_seconds(process: int | None = None) -> float:
+    """How long a process' main thread, or the one that asks, has waited for a core in all its life."""
+    path = "/proc/thread-self/schedstat" if process is None else f"/proc/{process}/schedstat"
+    with open(path) as file:
+        return int(file.read().split()[1]) / 1e9
 
 
 def _cpu_seconds() -> float:
@@ -56,7 +94,9 @@ def median_of(action: Callable[[], object], times: int) -> Report:
         before = time.perf_counter()
         action()
         walls.append(time.perf_counter() - before)
-    return {"seconds": statistics.median(walls), "cpu": (_cpu_seconds() - start) / times}
+    seconds = statistics.median(walls)
+    cpu = (_cpu_seconds() - start) / times
+    return {"seconds": seconds, "wall": seconds, "waited": 0.0, "cpu": cpu, "workers": False}
 
 
 def private_bytes() -> int:
@@ -69,10 +109,10 @@ def private_bytes() -> int:
     return total
 
 
-def peak_bytes() -> int:
-    """Largest resident set of this process, or of one of its finished children, so far."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+def peak_bytes(children: bool = False) -> int:
+    """Largest resident set so far of this process, or of the largest of its finished children."""
+    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+    return resource.getrusage(who).ru_maxrss * 1024
 
 
 def digest_lines(lines: Iterable[str]) -> str:

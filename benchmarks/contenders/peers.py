@@ -112,7 +112,7 @@ def _random(args: Args, read: Any) -> Report:
         check={
             "samples": digest_samples(
                 {
-                    name: value if isinstance(value, bytes) else value.getvalue()
+                    name: value.getvalue() if hasattr(value, "getvalue") else bytes(value)
                     for name, value in sample.items()
                     if not name.startswith("_")
                 }
@@ -135,10 +135,12 @@ def random_itar(args: Args) -> Report:
 
     archives, tables = [], []
     for path in args["tars"]:
-        index = itar.index.build(path)
-        archives.append(itar.IndexedTarFile(path, index))
+        saved = f"{path}.itar"
+        if not os.path.exists(saved):
+            itar.index.create(saved, path, progress_bar=False)
+        archives.append(itar.open(saved, shards=path))
         samples: dict[str, list[tuple[str, str]]] = {}
-        for name in index:
+        for name in archives[-1]:
             key, _, extension = name.partition(".")
             samples.setdefault(key, []).append((extension, name))
         tables.append(list(samples.values()))
@@ -267,7 +269,7 @@ def pack_litdata(args: Args) -> Report:
     import litdata
 
     # Its progress bars and greetings go to stderr, so that stdout keeps to the report.
-    with Stopwatch() as watch, contextlib.redirect_stdout(sys.stderr):
+    with Stopwatch(workers=True) as watch, contextlib.redirect_stdout(sys.stderr):
         litdata.optimize(
             fn=_litdata_sample,
             inputs=list(_rows(args)),
@@ -275,7 +277,7 @@ def pack_litdata(args: Args) -> Report:
             chunk_bytes="64MB",
             num_workers=1,
         )
-    report = watch.report(peak=peak_bytes())
+    report = watch.report(peak=max(peak_bytes(), peak_bytes(children=True)))
     if args["check"]:
         data = litdata.StreamingDataset(args["out"], shuffle=False)
         report["check"] = {"samples": digest_samples({"jpg": data[i]["jpg"]} for i in range(len(data)))}
