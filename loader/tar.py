@@ -1,4 +1,4 @@
-"""The header chain of a tar: walk any, write ours.
+"""The header chain of a tar: walk any.
 
 Reading (`Walk`): POSIX ustar with prefix, pax (global and local records), GNU long names, base-256 sizes, v7.
 Formats after POSIX.1-2001 "pax Interchange Format" and the GNU tar manual's "Basic Tar Format". Payload offsets
@@ -6,19 +6,15 @@ are what the chain says. A header's size field leads to the next header, so the 
 one; everything else about a header (checksum, type, name) is looked at in bulk, thousands at a time. Where
 members are small, the size fields of all 512-byte blocks that could be headers are read in bulk as well, and
 only the jumps remain. Whatever is unusual about a header is left to `Walk._step`, which looks at one.
-
-Writing (`TarWriter`): ustar, with a pax record only where a name or a size needs one; mtime, owner and mode are
-fixed, so equal members give equal bytes.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -513,134 +509,3 @@ def _name(header: bytes) -> bytes:
     if header[257:263] == b"ustar\0" and header[345]:
         return header[345:500].split(b"\0", 1)[0] + b"/" + name
     return name
-
-
-# -- writing
-
-END = bytes(2 * BLOCK)  # closes an archive
-_OCTAL_LIMIT = 8**11
-_FLUSH = 1 << 20  # bytes collected before they are handed to the file
-_MTIME = 946684800  # 2000-01-01: some tools warn of 1970
-
-
-def _template(kind: bytes) -> tuple[bytes, bytes, int]:
-    """What surrounds name and size in a header of ours, and the sum of its bytes."""
-    before = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
-    after = (
-        b"%011o\0" % _MTIME,
-        b"        ",
-        kind,
-        bytes(100),
-        b"ustar\x0000",
-        bytes(32 + 32),
-        b"0000000\0" * 2,
-    )
-    tail = b"".join(after)
-    return before, tail, sum(before) + sum(tail)
-
-
-_REGULAR = _template(b"0")
-_PAX = _template(b"x")
-
-
-def _header(
-    name: bytes, size: int, prefix: bytes = b"", template: tuple[bytes, bytes, int] = _REGULAR
-) -> bytes:
-    before, tail, base = template
-    digits = b"%011o\0" % size
-    total = base + sum(name) + sum(digits) + sum(prefix)
-    # tail: mtime 12, checksum 8, type …
-    return b"".join(
-        (name.ljust(100, b"\0"), before, digits, tail[:12], b"%06o\0 " % total, tail[20:], prefix)
-    ).ljust(BLOCK, b"\0")
-
-
-def headers_for(name: bytes, size: int) -> bytes:
-    """All header blocks of one member: one, or a pax record and one where the name or the size needs it."""
-    if not name or b"\0" in name:
-        raise ValueError(f"a member's name can be neither empty nor hold a NUL byte: {name!r}")
-    records = b""
-    prefix = b""
-    if len(name) > 100:
-        cut = name.rfind(b"/", 0, 156)
-        if cut > 0 and 0 < len(name) - cut - 1 <= 100:
-            prefix, name = name[:cut], name[cut + 1 :]
-        else:
-            records += _record(b"path", name)
-            name = name[-100:]
-    if size >= _OCTAL_LIMIT:
-        records += _record(b"size", b"%d" % size)
-        size = 0
-    header = _header(name, size, prefix)
-    if not records:
-        return header
-    return _header(b"././@PaxHeader", len(records), template=_PAX) + records + padding(len(records)) + header
-
-
-def _record(key: bytes, value: bytes) -> bytes:
-    body = b" " + key + b"=" + value + b"\n"
-    length = len(body) + 1
-    while length != len(body) + len(str(length)):
-        length = len(body) + len(str(length))
-    return b"%d" % length + body
-
-
-def padding(size: int) -> bytes:
-    """The zero bytes that follow a payload of `size` bytes."""
-    return bytes(-size % BLOCK)
-
-
-class TarWriter:
-    """Append members to a binary file object; tells where each payload went, and the sum of all bytes.
-
-    `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
-    `first_block` and `last_header` are what an index remembers of it. Memory: about one MiB, and the member at
-    hand. `close` writes the end of the archive and leaves the file open.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._pending = bytearray()
-        self.size = 0
-        self.checksum = 1  # adler32 of nothing
-        self.first_block = self.last_header = bytes(BLOCK)
-        self.last_header_at = 0
-
-    def add(self, name: bytes, data: bytes | bytearray | memoryview) -> int:
-        """Write one regular file; returns the offset of its payload."""
-        header = headers_for(name, len(data))
-        if self.size == 0:
-            self.first_block = header[:BLOCK]
-        self._put(header)
-        offset = self.size
-        self.last_header, self.last_header_at = header[-BLOCK:], offset - BLOCK
-        self._put(data)
-        self._put(padding(len(data)))
-        return offset
-
-    def _put(self, data: bytes | bytearray | memoryview) -> None:
-        self.size += len(data)
-        if len(data) >= _FLUSH:
-            self._flush()
-            self._write(data)
-            return
-        self._pending += data
-        if len(self._pending) >= _FLUSH:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._pending:
-            self._write(self._pending)
-            self._pending = bytearray()
-
-    def _write(self, data: bytes | bytearray | memoryview) -> None:
-        self.checksum = zlib.adler32(data, self.checksum)
-        rest: Any = memoryview(data)
-        while len(rest):  # an unbuffered file may take less than it was given
-            written = self._file.write(rest)
-            rest = rest[len(rest) if written is None else written :]
-
-    def close(self) -> None:
-        """Write the two zero blocks that end an archive, and hand all bytes to the file."""
-        self._put(END)
-        self._flush()

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -16,7 +17,8 @@ from loader import storage
 from loader.index import Entries, index_path, pack_entries
 from loader.sample import group, split_name, why_no_sample
 from loader.storage import StorageOptions
-from loader.tar import BLOCK, TarWriter, headers_for
+from loader.tar import BLOCK
+from loader.tar_writer import TarWriter, headers_for
 
 Members = Sequence[tuple[str, bytes]]  # (what follows the key in the name: ".json", "-0.jpg"; bytes)
 
@@ -33,6 +35,10 @@ class ShardInfo:
     num_samples: int
     size: int
     checksum: int
+
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
+_PLAIN_SUFFIX = re.compile(r"(-(0|[1-9][0-9]{0,8}))?(\.[A-Za-z0-9_]+)+\Z")
 
 
 class Shard:
@@ -98,19 +104,14 @@ class Shard:
         if len(set(names)) != len(names):
             raise ValueError(f"sample {key!r} has two members of one name: {sorted(names)}")
         own, numbers = [], []
+        plain_key = _PLAIN_KEY.match(key) is not None
         for name, (suffix, data) in zip(names, members, strict=True):
-            numbered = _NUMBERED_SUFFIX.match(suffix)
-            stem = key + suffix[: numbered.start(2)] if numbered else key
-            if numbered:
-                numbers.append(int(numbered[1]))
-            else:
+            number, stem, plain = _parts(suffix)
+            if number is None:
                 own.append(suffix)
-            if (
-                split_name(name)[0] != stem
-                or why_no_sample(name)
-                or name[:1] == "/"
-                or ".." in name.split("/")
-            ):
+            else:
+                numbers.append(number)
+            if not (plain and plain_key) and not _readable(name, key + stem):
                 raise ValueError(
                     f"sample {key!r}: the name {name!r} would not be read back as key and extension. A key is "
                     "relative, not hidden, holds no '..', and no dot in its last component: replace it, by '_' say"
@@ -179,10 +180,27 @@ class Shard:
             try:
                 self.info = self._finish()
             except BaseException as failure:
+                self._tar.abort()
                 self._stack.__exit__(type(failure), failure, failure.__traceback__)
                 raise
         else:
+            self._tar.abort()
             self._stack.__exit__(kind, error, trace)
+
+
+@lru_cache(maxsize=256)
+def _parts(suffix: str) -> tuple[int | None, str, bool]:
+    """(number, its text with the hyphen, whether any plain key fits before it) of what follows a key in a name."""
+    numbered = _NUMBERED_SUFFIX.match(suffix)
+    number, stem = (int(numbered[1]), suffix[: numbered.start(2)]) if numbered else (None, "")
+    return number, stem, _PLAIN_SUFFIX.match(suffix) is not None
+
+
+def _readable(name: str, stem: str) -> bool:
+    """Whether a reader splits a name behind that stem."""
+    return not (
+        split_name(name)[0] != stem or why_no_sample(name) or name[:1] == "/" or ".." in name.split("/")
+    )
 
 
 def _encoded(key: str, name: str) -> bytes:
