@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate, default_convert, get_worker_info
 
-from loader.indexed_tar_dataset import IndexedTarDataset
-from loader.schedule import Tail
+from loader.indexed_tar_dataset import IndexedTarDataset, RetSample
+from loader.schedule import Schedule, Tail
 from loader.state import RankProgress, State
 from loader.transport import Slots, make_slots
 
@@ -21,8 +21,8 @@ class ShardedDataLoader(DataLoader[Any]):
     come out even (see `loader.schedule`): "even" by default, "drop" with `drop_last`.
 
     It iterates over a copy of `dataset`, so that one dataset may serve several loaders. Epochs are counted here, in
-    the main process: an iteration that reaches its end moves on to the next epoch; one that was left before
-    its end is begun again. `set_epoch` says otherwise. `len` is the exact number of batches of the iteration
+    the main process: after an iteration that delivered all its batches comes the next epoch; one that was left
+    before is begun again. `set_epoch` says otherwise. `len` is the exact number of batches of the iteration
     that comes next (or is at hand).
 
     A state says which batches were handed to the trainer: what workers have prefetched is in none. Take it at any
@@ -54,13 +54,12 @@ class ShardedDataLoader(DataLoader[Any]):
             raise ValueError(f"drop_last says 'drop', tail says {tail!r}: give one of them")
         self._tail: Tail = tail or ("drop" if drop_last else "even")
         own = dataset.for_loader(batch_size or 1, self._tail, num_workers)
-        collate = collate_fn or (default_collate if batch_size is not None else default_convert)
-        self._seen: RankProgress | None = (
-            None  # in the epoch at hand; None: nothing delivered since its beginning
-        )
+        # The epoch of the last iteration, and how far it got; None: nothing was delivered.
+        self._seen: tuple[int, RankProgress] | None = None
         self._pass = 0  # iterations begun
-        self._counting = _Counting(collate, own)
-        super().__init__(own, batch_size, num_workers=num_workers, collate_fn=self._counting, **arguments)
+        self._slots: list[Slots] = []
+        collate_fn = collate_fn or (collate if batch_size is not None else default_convert)
+        super().__init__(own, batch_size, num_workers=num_workers, collate_fn=collate_fn, **arguments)
 
     @property
     def indexed(self) -> IndexedTarDataset:
@@ -74,39 +73,75 @@ class ShardedDataLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its beginning; what remains of a loaded one if it is that."""
-        resumed = self.indexed.resumed()
-        if epoch != self.epoch or (resumed is None and self._seen is not None):
+        if epoch != self.epoch or self._all_delivered():
             self.indexed.forget_state()
             self._seen = None
         self.indexed.set_epoch(epoch)
 
     def __len__(self) -> int:
-        schedule, progress = self.indexed.plan()
+        return self._left(*self.indexed.plan())
+
+    def _left(self, schedule: Schedule, progress: RankProgress) -> int:
         if schedule.tail == "keep":
             return schedule.batches_left(progress.rank, progress.consumed)
         return schedule.rank_batches(progress.rank) - progress.batches
 
+    def _all_delivered(self) -> bool:
+        """Whether the epoch at hand is done, although nobody has asked for a batch behind the last one."""
+        progress = self._progress()
+        return progress is not None and not self._left(self.indexed.plan()[0], progress)
+
+    def _progress(self) -> RankProgress | None:
+        return self._seen[1] if self._seen is not None and self._seen[0] == self.epoch else None
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._pass += 1
+        if self._all_delivered():
+            self._next_epoch()
         self._seen = None
-        counting = self._counting
+        self.indexed.set_epoch(self.epoch)  # in memory that no other rank shares
         if self._iterator is None:  # workers start; old ones, still ending, keep the slots that they have
-            counting.slots = make_slots(self.num_workers, self.prefetch_factor)
-        return self._deliver(super().__iter__(), self._pass, counting.slots)
+            self._slots = make_slots(self.num_workers, self.prefetch_factor)
+        # Not in __init__, so that whoever makes another loader from this one's parts gets plain batches.
+        collate_fn, self.collate_fn = self.collate_fn, _Counting(self.collate_fn, self.indexed, self._slots)
+        try:
+            batches = super().__iter__()
+        finally:
+            self.collate_fn = collate_fn
+        return self._deliver(batches, self._pass, self.epoch, self._slots, *self.indexed.plan())
 
-    def _deliver(self, batches: Iterator[Any], number: int, slots: list[Slots]) -> Iterator[Any]:
-        _, progress = self.indexed.plan()
-        for batch, (stream, consumed, worker) in batches:
-            if number != self._pass:
-                raise RuntimeError("this iteration was left for a newer one over the same loader")
+    def _deliver(
+        self,
+        batches: Iterator[Any],
+        number: int,
+        epoch: int,
+        slots: list[Slots],
+        schedule: Schedule,
+        progress: RankProgress,
+    ) -> Iterator[Any]:
+        while True:
+            if self._left(schedule, progress) and (number != self._pass or epoch != self.epoch):
+                raise RuntimeError(
+                    "this iteration was left: a newer one began on the same loader, or it was given a state or "
+                    "another epoch. Begin anew: iter(loader)"
+                )
+            try:
+                batch, (stream, consumed, worker) = next(batches)
+            except StopIteration:
+                break
             if worker >= 0:
                 batch = slots[worker].take(batch)
-            progress = self._seen = progress.handed(stream, consumed - progress.consumed[stream])
+            progress = progress.handed(stream, consumed - progress.consumed[stream])
+            if number == self._pass:
+                self._seen = epoch, progress
             yield batch
-        if number == self._pass:
-            self._seen = None
-            self.indexed.forget_state()
-            self.indexed.set_epoch(self.epoch + 1)
+        if number == self._pass and epoch == self.epoch:
+            self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self._seen = None
+        self.indexed.forget_state()
+        self.indexed.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank was handed so far: plain numbers, a few hundred bytes, for any kind of checkpoint.
@@ -114,7 +149,7 @@ class ShardedDataLoader(DataLoader[Any]):
         One rank's state serves all, as long as no samples were left out unevenly; `merge_states` makes one from
         all ranks', `gather_state` does so over a process group.
         """
-        return self.indexed.state_of(self._seen).to_dict()
+        return self.indexed.state_of(self._progress()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | State) -> None:
         """Go on where a state was taken, under any world size, batch size and number of workers.
@@ -127,13 +162,29 @@ class ShardedDataLoader(DataLoader[Any]):
         self._pass += 1
         self._iterator = None  # workers that live through epochs know nothing of the state: start others
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None, "_slots": []}  # what belongs to running workers
+
+
+def collate(samples: list[Any]) -> Any:
+    """torch's `default_collate`; RetSamples give one of columns, where places and what is missing stay lists."""
+    if not samples or not isinstance(samples[0], RetSample):
+        return default_collate(samples)
+    columns = RetSample(*map(list, zip(*samples, strict=True)))  # type: ignore[arg-type]
+    numbers = {
+        name: default_collate(getattr(columns, name)) for name in ("index", "worker_id", "num_workers")
+    }
+    return columns._replace(sample=default_collate(columns.sample), **numbers)
+
 
 class _Counting:
     """Collate a batch, and say how far its worker has got with it, and in whose slots it travels (-1: in none)."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: IndexedTarDataset) -> None:
-        self.collate = collate
-        self.slots: list[Slots] = []
+    def __init__(
+        self, collate_fn: Callable[[list[Any]], Any], dataset: IndexedTarDataset, slots: list[Slots]
+    ) -> None:
+        self.collate_fn = collate_fn
+        self.slots = slots
         self._dataset: IndexedTarDataset | None = dataset
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,7 +196,7 @@ class _Counting:
         if not isinstance(dataset, IndexedTarDataset):
             raise TypeError("collated outside of the DataLoader that this belongs to")
         place = dataset.place()
-        batch = self.collate(samples)
+        batch = self.collate_fn(samples)
         if info is None or not self.slots:
             return batch, (*place, -1)
         return self.slots[info.id].put(batch, dataset.iteration), (*place, info.id)
@@ -165,4 +216,4 @@ def gather_state(loader: ShardedDataLoader, group: Any = None) -> dict[str, Any]
     return merge_states(State.from_dict(state) for state in states).to_dict()
 
 
-__all__ = ["ShardedDataLoader", "gather_state"]
+__all__ = ["ShardedDataLoader", "collate", "gather_state"]

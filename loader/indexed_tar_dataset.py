@@ -5,24 +5,26 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from loader.cache import OpenShards
 from loader.data_handler import Handler
-from loader.errors import TooManyBad
+from loader.errors import BadSample, ShardflowError, TooManyBad
 from loader.indexed_tar import IndexedTarSamples
 from loader.order import Order, choose_lanes
 from loader.registry import DatasetEntry
 from loader.schedule import Schedule, Tail
 from loader.selection import Selection
 from loader.shards import find_shards
+from loader.shared import Shared
 from loader.state import RankProgress, Run, State, fingerprint
 from loader.storage import StorageOptions
 from loader.world import World, current_world, process_rank
@@ -34,6 +36,7 @@ OnBad = Literal["raise", "skip", "substitute"]
 Sharding = Literal["auto", "sample", "url"]
 
 _JUDGED_AFTER = 100  # samples that a worker has read before a share of bad ones means anything
+_OTHERS_TRIED = 10_000  # other samples, one after the other, in place of those that were left out
 _URLS_KEPT = 4096
 
 
@@ -87,8 +90,10 @@ class _Stream:
     order: Order
     schedule: Schedule
     planned: int  # samples to yield in the whole epoch, those before a resume included
+    turn: int  # stream that worker 0 makes
     consumed: int = 0  # entries handed out; behind the stream's end, what was repeated to fill it up
     emitted: int = 0  # samples yielded
+    iterated: bool = False  # by __iter__, which counts what is yielded; else what was not left out counts
     seen: int = 0  # in this iteration
     bad: int = 0
     bad_in_row: int = 0
@@ -96,6 +101,15 @@ class _Stream:
     left_out: bool = False  # the current one was
     missing: tuple[list[int], list[tuple[str, int]], list[Any]] = field(default_factory=lambda: ([], [], []))
     told: set[int] = field(default_factory=set)  # shards whose bad samples were logged
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A state to go on from."""
+
+    number: int  # see Shared.loaded; -1 in a worker that was given one of its own, for its next iteration
+    state: State
+    emitted: tuple[int, ...] | None = None  # samples that each stream yielded, where batches don't tell
 
 
 class IndexedTarDataset(IterableDataset[Any]):
@@ -175,16 +189,17 @@ class IndexedTarDataset(IterableDataset[Any]):
         self._stream: _Stream | None = None
         self._urls: dict[int, str] = {}
         self._numbers: dict[str, int] | None = None
-        # Epoch and generation of the state to resume from. Shared memory: workers that live through epochs see it.
-        self._control = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._resume: tuple[int, State] | None = None
+        self._shared = Shared()
+        self._loaded: _Loaded | None = None
         self._lanes: int | None = None
         self._workers: int | None = None  # of the loader that this copy belongs to
-        self._warned = False
+        self._copies: weakref.WeakSet[IndexedTarDataset] = weakref.WeakSet()  # of loaders
         self.selection: Selection | None = None  # None: all take part
         self.counts: Ints = self.table.counts  # samples of each shard that take part
         self.fingerprint = self.table.fingerprint
-        Order(self.table.counts[:0], seed, 0, shuffle_size, 1, shuffle)  # refuses what can't be meant
+        # Both refuse what can't be meant.
+        checked = Order(self.table.counts[:0], seed, 0, shuffle_size, 1, shuffle)
+        self.seed, self.shuffle_size = checked.seed, checked.shuffle_size
         Schedule(0, 1, batch_size, 1, tail)
 
     # -- what a subclass writes
@@ -209,7 +224,9 @@ class IndexedTarDataset(IterableDataset[Any]):
                 stream.consumed += 1
                 stream.current, stream.left_out = current, False
                 yield current[0]
-                if stream.left_out and self.on_bad == "substitute":
+                if not stream.left_out:
+                    stream.emitted += not stream.iterated
+                elif self.on_bad == "substitute":
                     yield from self._substitutes(stream, int(positions[place]))
         if self.tail != "keep":
             yield from self._fill_up(stream, length)
@@ -246,11 +263,18 @@ class IndexedTarDataset(IterableDataset[Any]):
     def skip_sample(self, index: int, reason: Any = None, bad: bool = True) -> None:
         """Leave a sample out: it counts as done, and is told by the next RetSample's `missing_*`.
 
-        `bad`: it could not be read; that is logged once a shard, and TooManyBad if there are too many.
-        ``bad=False``: it was not wanted.
+        `bad`: it could not be read; that is logged once a shard, TooManyBad if there are too many, BadSample if
+        `on_bad` is "raise". ``bad=False``: it was not wanted. `reason`: by default the exception that is being
+        handled; of an exception, its text is kept.
         """
         stream = self._started()
         place = self.index2indices(index)
+        reason = sys.exc_info()[1] if reason is None else reason
+        if isinstance(reason, BaseException):  # neither its traceback's frames nor what may not pickle
+            known = isinstance(reason, ShardflowError)
+            reason = str(reason) if known else f"{type(reason).__name__}: {reason}"
+        if bad and self.on_bad == "raise":
+            raise BadSample(_told(place, str(reason)))
         indices, places, samples = stream.missing
         indices.append(index)
         places.append(place)
@@ -299,36 +323,50 @@ class IndexedTarDataset(IterableDataset[Any]):
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:
-        self._stream = None
-        stream = self._started()
+        stream = self._stream = self._begin()  # the epoch of now, not that of the first sample
+        stream.iterated = True
+        return self._iterate(stream)
+
+    def _iterate(self, stream: _Stream) -> Iterator[Any]:
         for sample in self.data_generator():
             stream.emitted += 1
             yield self.present(sample)
+            if self._stream is not stream:
+                raise RuntimeError(
+                    f"{self!r}: this iteration was left for a newer one. To iterate twice at a time, take copy.copy of "
+                    "the dataset"
+                )
 
     def present(self, sample: RetSample) -> Any:
         """What iterating yields for a RetSample: itself."""
         return sample
 
     def __len__(self) -> int:
-        """Samples that this rank yields in the iteration that comes next (all its workers together)."""
+        """Samples that this rank yields in the iteration that comes next (all its workers together).
+
+        Exact, but with ``tail="keep"``, where those that are left out are missing.
+        """
         state = self.resumed()
         workers = self._workers
         if workers is None and state is not None and state.run is not None:
             workers = state.run.num_workers  # not told: the same as before, then
         schedule, progress = self.plan(workers)
-        before = schedule.streams_after(progress.rank, progress.batches)
-        return schedule.rank_samples(progress.rank) - sum(before)
+        lengths = [schedule.worker_samples(progress.rank, worker) for worker in range(schedule.num_workers)]
+        before = progress.consumed if self.tail == "keep" else self._emitted(schedule, progress)
+        return sum(max(0, length - done) for length, done in zip(lengths, before, strict=True))
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the iterations that come: set it before each, on every rank, to the same number."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: 0 or more was expected")
-        self._control[0] = epoch
+        self._shared.epoch = epoch
+        for other in self._copies:
+            other.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that comes next."""
-        return int(self._control[0])
+        return self._shared.epoch
 
     def order(self, epoch: int | None = None) -> Order:
         """The order of an epoch (by default of the one that comes next)."""
@@ -343,43 +381,45 @@ class IndexedTarDataset(IterableDataset[Any]):
 
         StateMismatch, with one sentence for each reason, if it doesn't fit this dataset.
         """
-        loaded = state if isinstance(state, State) else State.from_dict(state)
-        samples = int(self.counts.sum())
-        loaded.check(self.fingerprint, samples, self.seed, self.shuffle, self.shuffle_size)
-        self._stream = None
-        self._lanes = loaded.lanes
-        self._control[0] = loaded.epoch
-        self._control[1] += 1
-        self._resume = (int(self._control[1]), loaded)
+        self._load(state if isinstance(state, State) else State.from_dict(state))
 
     def forget_state(self) -> None:
         """Start epochs from their beginning again, whatever was loaded (its lanes stay: they are the run's)."""
-        self._control[1] += 1
-        self._resume = None
+        self._shared.forget()
+        self._loaded = None
 
     def state_dict(self) -> dict[str, Any]:
-        """How far an iteration in this very process got (``num_workers=0``); else use `ShardedDataLoader`."""
+        """How far the iteration in this very process got: exact with ``num_workers=0``.
+
+        In a DataLoader's worker, it is about this worker alone: what torchdata's StatefulDataLoader collects, and
+        gives back to the same worker of as many. A process with workers knows nothing of them: take
+        `ShardedDataLoader`, or a DataStatus.
+        """
         stream = self._stream
         if stream is None or stream.order.epoch != self.epoch:
             return self.state_of(None).to_dict()
-        batches = -(-stream.emitted // self.batch_size)
-        progress = RankProgress(stream.world.rank, batches, (stream.consumed,))
-        return self.state_of(progress).to_dict()
+        schedule, world = stream.schedule, stream.world
+        made = -(-stream.emitted // self.batch_size) * world.num_workers  # the others are taken to be as far
+        batches = min(made, schedule.rank_batches(world.rank))
+        consumed = [0] * world.num_workers
+        consumed[world.worker] = stream.consumed
+        progress = RankProgress(world.rank, batches, tuple(consumed), stream.turn)
+        return self._state(schedule, progress).to_dict()
 
     def set_data_status(self, status: DataStatus) -> None:
         """Resume from what a DataStatus counted on this rank, with the same number of ranks and workers."""
         world, workers = self._world(), range(status.num_workers)
-        emitted = [status.emitted.get(worker, 0) for worker in workers]
+        emitted = tuple(status.emitted.get(worker, 0) for worker in workers)
+        consumed = tuple(status.consumed.get(worker, 0) for worker in workers)
         progress = RankProgress(
             world.rank,
             sum(-(-count // self.batch_size) for count in emitted),
-            tuple(status.consumed.get(worker, 0) for worker in workers),
+            # Substitutes stand in the place of what is told as missing.
+            emitted if self.on_bad == "substitute" else consumed,
             int(np.argmin(emitted)),  # DataLoader asks them in turn
         )
-        self.set_epoch(status.epoch)
-        self.forget_state()
         run = Run(world.world_size, self.batch_size, status.num_workers, (progress,))
-        self.load_state_dict(State.of(self.order(), self.fingerprint, run=run))
+        self._load(replace(self._fresh(), epoch=status.epoch, run=run), emitted)
 
     @property
     def iteration(self) -> object:
@@ -394,10 +434,9 @@ class IndexedTarDataset(IterableDataset[Any]):
     def state_of(self, progress: RankProgress | None) -> State:
         """The state of the epoch at hand, given how far this rank's workers got in it (None: not begun)."""
         if progress is None:
-            return self.resumed() or State.of(self.order(), self.fingerprint)
+            return self.resumed() or self._fresh()
         schedule, _ = self.plan(len(progress.consumed))
-        run = Run(schedule.world_size, schedule.batch_size, schedule.num_workers, (progress,))
-        return State.of(self.order(), self.fingerprint, schedule.done, run)
+        return self._state(schedule, progress)
 
     def plan(self, num_workers: int | None = None) -> tuple[Schedule, RankProgress]:
         """How the epoch at hand is dealt out, and where this rank goes on in it.
@@ -407,31 +446,36 @@ class IndexedTarDataset(IterableDataset[Any]):
         """
         world = self._world()
         workers = world.num_workers if num_workers is None else num_workers
-        state = self.resumed() or State.of(self.order(), self.fingerprint)
+        state = self.resumed() or self._fresh()
         schedule = state.schedule(world.world_size, self.batch_size, workers, self.tail)
         return schedule, state.start(schedule, world.rank)
 
     def resumed(self) -> State | None:
         """The loaded state, as long as its epoch is the one at hand."""
-        if self._resume is None or self._resume[0] != int(self._control[1]):
+        loaded, number = self._loaded, self._shared.loaded
+        if number and (loaded is None or loaded.number not in (number, -1)):
+            raise RuntimeError(
+                f"{self!r}: a state was loaded while this worker was running, and is not known to it: load states "
+                "before the DataLoader starts its persistent workers, or use ShardedDataLoader"
+            )
+        if loaded is None or loaded.number not in (number, -1) or loaded.state.epoch != self.epoch:
             return None
-        state = self._resume[1]
-        return state if state.epoch == self.epoch else None
+        return loaded.state
 
     # -- inside
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_inherited"] = process_rank() if self._given[0] is None else None
-        for name in ("_indices", "_indices_of"):
+        for name in ("_indices", "_indices_of", "_copies", "_shards"):
             state.pop(name, None)
         state.update(_stream=None, _numbers=None, _urls={})
-        del state["_shards"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shards = OpenShards(self._lru_size, self.open_shard)
+        self._copies = weakref.WeakSet()
 
     def __copy__(self) -> IndexedTarDataset:
         """Another dataset over the same shards, with an epoch and a state of its own."""
@@ -439,14 +483,16 @@ class IndexedTarDataset(IterableDataset[Any]):
         other.__dict__.update(self.__dict__)
         other._stream, other._urls = None, {}
         other._shards = OpenShards(self._lru_size, other.open_shard)
-        other._control = self._control.clone().share_memory_()
+        other._shared = self._shared.copy()
+        other._copies = weakref.WeakSet()
         return other
 
     def for_loader(self, batch_size: int, tail: Tail, num_workers: int) -> IndexedTarDataset:
-        """A copy that knows what its DataLoader does."""
+        """A copy that knows what its DataLoader does; `set_epoch` on this one reaches it."""
         Schedule(0, 1, batch_size, num_workers, tail)
         other = copy.copy(self)
         other.batch_size, other.tail, other._workers = batch_size, tail, max(1, num_workers)
+        self._copies.add(other)
         return other
 
     def select(self, kept: Sequence[Ints] | Selection) -> None:
@@ -489,18 +535,47 @@ class IndexedTarDataset(IterableDataset[Any]):
         schedule, progress = self.plan(world.num_workers)
         world = World(world.rank, world.world_size, progress.stream(world.worker), world.num_workers)
         planned = schedule.worker_samples(world.rank, world.worker)
-        emitted = schedule.streams_after(world.rank, progress.batches)[world.worker]
+        emitted = min(self._emitted(schedule, progress)[world.worker], planned)
         stream = _Stream(
-            world, order, schedule, planned, progress.consumed[world.worker], min(emitted, planned)
+            world, order, schedule, planned, progress.turn, progress.consumed[world.worker], emitted
         )
-        if self.shuffle and order.largest_window > self._lru_size and not self._warned:
-            self._warned = True
+        if self._loaded is not None and self._loaded.number == -1:
+            self._loaded = None
+        if self.shuffle and order.largest_window > self._lru_size and self._shared.first_warning():
             logger.warning(
                 "%r: a window of %d samples spreads over %d shards, but lru_size is %d: shards are opened again and "
                 "again. Raise lru_size, or lower shuffle_size",
                 self, self.shuffle_size, order.largest_window, self._lru_size,
             )  # fmt: skip
         return stream
+
+    def _emitted(self, schedule: Schedule, progress: RankProgress) -> tuple[int, ...]:
+        """How many samples each stream of this rank has yielded where it goes on."""
+        loaded = self._loaded
+        if loaded is not None and loaded.emitted is not None and self.resumed() is loaded.state:
+            run = loaded.state.run
+            if run is not None and any(progress is each for each in run.ranks):
+                return loaded.emitted
+        return schedule.streams_after(progress.rank, progress.batches)
+
+    def _fresh(self) -> State:
+        """The state of the epoch at hand before it has begun."""
+        lanes = self._lanes_for(self._world().world_size)
+        samples = int(self.counts.sum())
+        return State(self.seed, self.epoch, self.shuffle, self.shuffle_size, lanes, samples, self.fingerprint)
+
+    def _state(self, schedule: Schedule, progress: RankProgress) -> State:
+        run = Run(schedule.world_size, schedule.batch_size, schedule.num_workers, (progress,))
+        return replace(self._fresh(), done=schedule.done, run=run)
+
+    def _load(self, state: State, emitted: tuple[int, ...] | None = None) -> None:
+        samples = int(self.counts.sum())
+        state.check(self.fingerprint, samples, self.seed, self.shuffle, self.shuffle_size)
+        self._stream = None
+        self._lanes = state.lanes
+        self._shared.epoch = state.epoch
+        number = self._shared.load() if get_worker_info() is None else -1
+        self._loaded = _Loaded(number, state, emitted)
 
     def _places(self, order: Order, positions: Any) -> tuple[list[int], list[int], list[int]]:
         shards, numbers = order.at(positions)
@@ -528,28 +603,42 @@ class IndexedTarDataset(IterableDataset[Any]):
     def _substitutes(self, stream: _Stream, position: int) -> Iterator[int]:
         """Other samples in the place of one that was left out, until one is read: half an epoch away, and on."""
         samples = len(stream.order)
-        for step in range(self.max_bad_in_row):
-            other = np.array([(position + samples // 2 + step) % samples])
-            yield self._hand_out(stream, other)
+        for step in range(min(samples, _OTHERS_TRIED)):
+            yield self._hand_out(stream, (position + samples // 2 + step) % samples)
             if not stream.left_out:
+                stream.emitted += not stream.iterated
                 return
+        raise TooManyBad(self._nothing_left(stream))
 
     def _fill_up(self, stream: _Stream, length: int) -> Iterator[int]:
-        """Repeat samples of this stream from its start, where left-out ones made it too short."""
-        world, failed = stream.world, 0
-        while stream.emitted < stream.planned and length:
-            place = (stream.consumed - length) % length
+        """Repeat samples where left-out ones made this stream too short: its own, once, then others."""
+        if stream.emitted >= stream.planned:
+            return
+        world, schedule, samples = stream.world, stream.schedule, len(stream.order)
+        first = int(schedule.stream(world.rank, world.worker, 0, 1)[0])
+        failed = 0
+        while stream.emitted < stream.planned:
+            place = stream.consumed - length
             stream.consumed += 1
             before = stream.emitted
-            yield self._hand_out(stream, stream.schedule.stream(world.rank, world.worker, place, place + 1))
+            if place < length:
+                position = int(schedule.stream(world.rank, world.worker, place, place + 1)[0])
+            else:
+                position = (first + samples // 2 + place - length) % samples
+            yield self._hand_out(stream, position)
+            stream.emitted += not (stream.iterated or stream.left_out)
             failed = 0 if stream.emitted > before else failed + 1
-            if failed >= length:
-                raise TooManyBad(
-                    f"{self!r}: none of the {length} samples of worker {world.worker} can be read"
-                )
+            if failed >= length + min(samples, _OTHERS_TRIED):
+                raise TooManyBad(self._nothing_left(stream))
 
-    def _hand_out(self, stream: _Stream, positions: Any) -> int:
-        indices, shards, numbers = self._places(stream.order, positions)
+    def _nothing_left(self, stream: _Stream) -> str:
+        return (
+            f"{self!r}: worker {stream.world.worker} finds no sample to yield: all that it tried can't be read, or were "
+            'left out. Look into one of them, or say tail="keep" to have epochs end without'
+        )
+
+    def _hand_out(self, stream: _Stream, position: int) -> int:
+        indices, shards, numbers = self._places(stream.order, np.array([position]))
         stream.current, stream.left_out = (indices[0], shards[0], numbers[0]), False
         return indices[0]
 
@@ -560,17 +649,20 @@ class IndexedTarDataset(IterableDataset[Any]):
         if shard not in stream.told:
             stream.told.add(shard)
             logger.warning(
-                "%s: sample %d is left out: %s (told once a shard; RetSample.missing_* counts all)",
-                *place,
-                reason,
+                "left out: %s (told once a shard; RetSample.missing_* tells all)", _told(place, str(reason))
             )
         if stream.bad_in_row >= self.max_bad_in_row:
             raise TooManyBad(
-                f"{self!r}: {stream.bad_in_row} bad samples in a row, at last {place[0]} sample {place[1]}: {reason}. "
+                f"{self!r}: {stream.bad_in_row} bad samples in a row, at last: {_told(place, str(reason))}. "
                 "See what is wrong with them, or raise max_bad_in_row"
             )
         if stream.seen >= _JUDGED_AFTER and stream.bad > self.max_bad_fraction * stream.seen:
             raise TooManyBad(
                 f"{self!r}: {stream.bad} of {stream.seen} samples were bad, more than max_bad_fraction="
-                f"{self.max_bad_fraction}; at last {place[0]} sample {place[1]}: {reason}"
+                f"{self.max_bad_fraction}; at last: {_told(place, str(reason))}"
             )
+
+
+def _told(place: tuple[str, int], what: str) -> str:
+    """What happened to a sample, with its place unless that is told already."""
+    return what if place[0] in what else f"{place[0]}: sample {place[1]}: {what}"
