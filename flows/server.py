@@ -33,6 +33,7 @@ from loader.errors import ShardflowError
 Say = Callable[[str], None]
 
 _START = 120.0  # seconds; 8 to 13 on an idle machine
+_PATIENCE = 15.0  # seconds before it is said again what is waited for
 _SETTLE = 60.0  # seconds for the embedded server to write what it was told
 _FAR = 10.0  # seconds for a server elsewhere to answer
 
@@ -187,7 +188,7 @@ def embedded(say: Say) -> Iterator[Api]:
     began = time.monotonic()
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     with _Process({**settings, **_EMBEDDED}) as process:
-        process.wait_ready()
+        process.wait_ready(say)
         say(f"Prefect's embedded server is up after {time.monotonic() - began:.1f} s")
         with temporary_settings({PREFECT_API_URL: process.url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             try:
@@ -235,10 +236,13 @@ class _Process:
             if not self._quiet.is_set():
                 sys.stderr.write(f"Prefect server: {line}")
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, say: Say) -> None:
         """Return when the API answers; ServerUnreachable if the process ends, or takes too long."""
-        deadline = time.monotonic() + _START
-        while time.monotonic() < deadline:
+        began = told = time.monotonic()
+        while (now := time.monotonic()) < began + _START:
+            if now - told > _PATIENCE:
+                told = now
+                say(f"still starting, after {now - began:.0f} s: a busy machine, or the first start of all")
             if self._child.poll() is not None:
                 self._reader.join(1)
                 last = self._said[-1].strip() if self._said else "it said nothing"
