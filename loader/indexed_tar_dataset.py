@@ -467,13 +467,14 @@ class IndexedTarDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_inherited"] = process_rank() if self._given[0] is None else None
-        for name in ("_indices", "_indices_of", "_copies", "_shards"):
+        for name in ("_indices", "_indices_of", "_copies", "_shards", "counts"):
             state.pop(name, None)
         state.update(_stream=None, _numbers=None, _urls={})
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.counts = (self.selection or self.table).counts
         self._shards = OpenShards(self._lru_size, self.open_shard)
         self._copies = weakref.WeakSet()
 

@@ -20,6 +20,8 @@ from loader.storage import StorageOptions
 
 DEFAULT_REGISTRY = "configs/datasets.json"
 
+_ARRAYS = ("counts", "_group_begins", "_name_begins", "_names")
+
 Ints = npt.NDArray[np.int64]
 Where = tuple[str, str, StorageOptions | None]  # (label, root, storage options)
 
@@ -34,6 +36,7 @@ class ShardTable:
     def __init__(self, groups: Iterable[tuple[Where, Mapping[str, int]]]) -> None:
         """From groups of one root each: ((label, root, storage options), {relative path: samples})."""
         self._wheres: list[Where] = []
+        self._tensors: dict[str, Any] = {}  # the arrays once more, where they are shared
         names: list[bytes] = []
         counts: list[int] = []
         sizes: list[int] = []
@@ -65,19 +68,17 @@ class ShardTable:
     def __getstate__(self) -> dict[str, Any]:
         import torch
 
-        state = dict(self.__dict__)
-        state.pop("begins", None)
-        for name in ("counts", "_group_begins", "_name_begins", "_names"):
-            # One copy for all workers, and this process goes on with that one.
-            shared = torch.from_numpy(np.array(getattr(self, name))).share_memory_()  # type: ignore[no-untyped-call]
-            setattr(self, name, shared.numpy())
-            state[name] = shared
-        return state
+        if not self._tensors:  # one copy for all workers, and this process goes on with that one
+            for name in _ARRAYS:
+                array = torch.from_numpy(np.array(getattr(self, name)))
+                self._tensors[name] = shared = array.share_memory_()  # type: ignore[no-untyped-call]
+                setattr(self, name, shared.numpy())
+        return {key: value for key, value in self.__dict__.items() if key not in (*_ARRAYS, "begins")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in ("counts", "_group_begins", "_name_begins", "_names"):
-            state[name] = state[name].numpy()
         self.__dict__.update(state)
+        for name, tensor in self._tensors.items():
+            setattr(self, name, tensor.numpy())
 
     @cached_property
     def begins(self) -> Ints:
@@ -127,8 +128,9 @@ def find_shards(
     """The shards that a name means.
 
     `name`: a pattern of names in the registry; else the address of a dataset's folder (one that has a meta.json),
-    of one tar, a glob of tars, or a list of such. `registry`: a file or loaded entries; by default
-    ``configs/datasets.json`` where it exists. `storage_options` are for addresses that come from no registry.
+    of one tar, a glob of tars, or a list of such; a shard that is named twice comes once. `registry`: a file or
+    loaded entries; by default ``configs/datasets.json`` where it exists. `storage_options` are for addresses that
+    come from no registry.
 
     UnknownDataset if nothing has that name; BadMeta if a folder has no meta.json, or there are no shards.
     """
@@ -151,7 +153,10 @@ def find_shards(
     if entries:
         return _table(text, [_entry_group(entry) for entry in entries])
     try:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        whole = storage.is_local(text) and os.path.exists(
+            storage.local_path(text)
+        )  # a comma may be part of it
+        parts = [text] if whole else [part.strip() for part in text.split(",") if part.strip()]
         groups = [group for part in parts for group in _by_address(part, storage_options, index_root)]
     except FileNotFoundError as error:
         if problem is not None:
@@ -164,6 +169,12 @@ def find_shards(
 
 
 def _table(what: str, groups: list[tuple[Where, Mapping[str, int]]]) -> ShardTable:
+    if len(groups) > 1:  # named twice, in a list or by overlapping patterns: still each sample once
+        seen: set[tuple[str, str]] = set()
+        for number, ((label, root, options), shards) in enumerate(groups):
+            new = {name: count for name, count in shards.items() if (root, name) not in seen}
+            seen.update((root, name) for name in new)
+            groups[number] = (label, root, options), new
     table = ShardTable(groups)
     if not len(table):
         raise BadMeta(f"{what}: no shards in it: pack some, or run gen_meta where there are tars")
