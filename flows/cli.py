@@ -15,9 +15,10 @@ from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from flows.parameters import CONFIG, packing_fields
+from flows.parameters import packing_fields
 from loader import progress, storage
 from loader.progress import printable
+from tasks.config import Field
 
 NAME = "shardflow"
 _FLOWS = {"prepare": "prepare", "pack": "pack", "gen-meta": "gen_meta", "warmup": "warmup"}
@@ -43,8 +44,8 @@ run a command again to go on."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    values = vars(options)
+    words = sys.argv[1:] if arguments is None else arguments
+    values = vars(_parser().parse_args([_hyphenated(word) for word in words]))
     name = values.pop("command")
     if name == "show":
         from loader.show import main as show
@@ -56,6 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return progress.command(lambda: int(demo.main(values["out"]) or 0), f"{NAME} demo")
     direct = values.pop("direct")
     return progress.command(lambda: run_job(name, values, direct), f"{NAME} {name}")
+
+
+def _hyphenated(word: str) -> str:
+    """An option as config files and the loader's own commands spell it, ``--n_jobs=3``, as ``--n-jobs=3``."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
@@ -143,7 +150,9 @@ def _parser() -> argparse.ArgumentParser:
   shardflow show /data/photos                  a dataset's folder
   shardflow show shard-000000.tar              a tar, or its .index
   shardflow show shard-000000.tar#17           one sample by number, or by key: #000000017""")  # fmt: skip
-    show.add_argument("--limit", type=_positive, metavar="N", help="rows of long lists, at most")
+    show.add_argument(
+        "--limit", type=_positive, metavar="N", help="rows of long lists, at most (default: 10)"
+    )
     show.add_argument("paths", metavar="PATH", nargs="+", help="path or URL; #NUMBER or #KEY for one sample")
     demo = _add(
         commands,
@@ -191,16 +200,28 @@ def _add_job(commands: Any, name: str, summary: str, examples: str) -> argparse.
 
 def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
     parser = _add_job(commands, name, summary, examples)
-    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help=CONFIG.replace("fields", "options"))
+    parser.add_argument(
+        "config",
+        metavar="CONFIG.yaml",
+        nargs="?",
+        help="YAML file of a packing job, a path or URL; the options below override what it says. Storage options "
+        "(endpoints, keys) are said there alone",
+    )
     for field in packing_fields():
-        usual = f" (default: {field.default!r})" if field.default not in (MISSING, "") else ""
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=_TYPES.get(field.name, str),
             choices=("skip", "raise") if field.name == "on_error" else None,
             metavar=None if field.name == "on_error" else _METAVARS.get(field.type, "TEXT"),
-            help=(field.description + usual).replace("%", "%%"),
+            help=_described(field).replace("%", "%%"),
         )
+
+
+def _described(field: Field) -> str:
+    """A field's description with its default at the end; a form says it otherwise ("Empty: ...")."""
+    text, _, unset = field.description.partition(" Empty: ")
+    usual = unset.rstrip(".") or field.default
+    return text if usual in (MISSING, "") else f"{text} (default: {usual})"
 
 
 def _add_gen_meta(commands: Any) -> None:
@@ -248,24 +269,34 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
 def _count(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
     return number
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: at least 1 was expected")
     return number
 
 
 def _share(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: a share from 0 to 1 was expected")
+        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to 1 was expected, such as 0.05")
     return number
 
 

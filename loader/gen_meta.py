@@ -129,9 +129,10 @@ def list_tars(root: str, storage_options: StorageOptions | None = None) -> list[
     root = storage.normalise(root)
     found = storage.list_files(root, ".tar", storage_options)
     if not found:
-        what = (
-            "there is no such folder" if not storage.exists(root, storage_options) else "no .tar files in it"
-        )
+        if not storage.exists(root, storage_options):
+            what = "there is no such folder"
+        else:
+            what = "no .tar files in it" if storage.is_dir(root, storage_options) else "a file"
         raise FileNotFoundError(f"{root}: {what}; give the folder that holds a dataset's tars")
     return found
 
@@ -323,7 +324,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def jobs(text: str) -> int:
     """The value of ``--n_jobs``: 0 or more."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
     return number

@@ -22,7 +22,7 @@ from loader import storage
 from loader.errors import BadAddress, BadIndex, BadMeta, BadSample, ShardflowError, TruncatedTar
 from loader.index import Index, load_index
 from loader.indexing import build, check_fresh, find_fresh, tar_buffer
-from loader.meta import ShardMeta, meta_address, read_meta
+from loader.meta import ShardMeta, meta_address, read_meta, read_stats
 from loader.progress import command, complain, human_size, listing, table
 from loader.storage import StorageOptions
 
@@ -80,11 +80,18 @@ def main(paths: Sequence[str], limit: int = LIMIT) -> int:
             except BrokenPipeError:  # noqa: PERF203 - one bad path doesn't hide the others
                 raise
             except (ShardflowError, OSError) as error:
-                complain(NAME, str(error))
+                complain(NAME, _told(error))
                 status = 1
         return status
 
     return command(body, NAME)
+
+
+def _told(error: Exception) -> str:
+    """An error in a sentence, without the number that the system gives it."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def describe(path: str, limit: int = LIMIT, storage_options: StorageOptions | None = None) -> Page:
@@ -145,7 +152,7 @@ def _index_page(address: str, limit: int, storage_options: StorageOptions | None
 
 def _dataset_page(address: str, limit: int, storage_options: StorageOptions | None) -> Page:
     page = Page("dataset", [("path", address)])
-    root = storage.parent(address) if address.endswith(".json") else address
+    root = _root(address, storage_options)
     meta = meta_address(address)
     if meta != address and not storage.exists(meta, storage_options):
         tars = storage.list_files(root, ".tar", storage_options)
@@ -173,6 +180,21 @@ def _dataset_page(address: str, limit: int, storage_options: StorageOptions | No
     columns = ["shard", "samples", "size", "adler32", "index"]
     page.sections.append(Section(_first("Shards", len(shards), limit), columns, listed))
     return page
+
+
+def _root(address: str, storage_options: StorageOptions | None) -> str:
+    """The folder of a dataset, given it or its meta.json, which may lie elsewhere: the statistics beside it say."""
+    if not address.endswith(".json"):
+        return address
+    folder = storage.parent(address)
+    try:
+        said = read_stats(address, storage_options).get("dataset_path")
+    except BadMeta:
+        return folder
+    if not isinstance(said, str) or not said:
+        return folder
+    root = storage.normalise(storage.join(folder, said))
+    return root if storage.is_local(root) == storage.is_local(folder) else folder
 
 
 def _shard_state(address: str, shard: ShardMeta, storage_options: StorageOptions | None) -> str:
@@ -242,7 +264,7 @@ def _find_in_dataset(
     address: str, which: str, storage_options: StorageOptions | None
 ) -> tuple[str, Index, int]:
     """(tar, its index, sample in it) of a sample that is numbered over all shards, or has a key."""
-    root = storage.parent(address) if address.endswith(".json") else address
+    root = _root(address, storage_options)
     tars: dict[str, int | None] = {}
     if storage.exists(meta_address(address), storage_options):
         shards = read_meta(address, storage_options)

@@ -115,11 +115,16 @@ def _on_disk(part: str, registry: Mapping[str, DatasetEntry] | None) -> list[Tar
     try:
         return [Target(address) for address in storage.expand(part, ".tar")]
     except FileNotFoundError as error:
-        if registry and not part.startswith(_PATHS) and "://" not in part:
-            try:
-                resolve(part, registry)
-            except UnknownDataset as unknown:
-                raise UnknownDataset(f"{unknown}. Nor is it a tar, a folder of tars or a glob") from error
+        if part.startswith(_PATHS) or "://" in part:
+            raise
+        if registry is None:
+            raise FileNotFoundError(
+                f"{error}. If it is a dataset's name: there is no {REGISTRY} here, say where with --registry"
+            ) from error
+        try:
+            resolve(part, registry)
+        except UnknownDataset as unknown:
+            raise UnknownDataset(f"{unknown}. Nor is it a tar, a folder of tars or a glob") from error
         raise
 
 
@@ -161,11 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     path = options.registry or (REGISTRY if os.path.exists(REGISTRY) else None)
-    registry = load_registry(path) if path else {}
+    registry = load_registry(path) if path else None
     try:
         targets = find_targets(options.patterns, registry)
     except (ShardflowError, OSError) as error:
-        complain("warmup_data", redactor(*(entry.storage_options for entry in registry.values()))(str(error)))
+        secrets = [entry.storage_options for entry in (registry or {}).values()]
+        complain("warmup_data", redactor(*secrets)(str(error)))
         return 1
     with progress("warmup_data", len(targets)) as shown:
         outcome = warmup(

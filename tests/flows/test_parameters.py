@@ -141,3 +141,29 @@ def test_every_field_has_its_option() -> None:
 def test_names_of_runs() -> None:
     assert run_name("prepare", "", "s3://bucket/jobs/photos.yaml", "") == "prepare photos.yaml"
     assert run_name("warmup") == "warmup"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-samples", "many"], "--max-samples: 'many' is no whole number"),
+        (["--n_jobs=many"], "--n-jobs: 'many' is no whole number"),
+        (["--max_bad_fraction", "5%"], "--max-bad-fraction: '5%': a share from 0 to 1 was expected"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spelled with underscores, as in config files and by the loader's own commands, an option is the same."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["pack", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_limit_that_help_names_is_the_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from loader.show import LIMIT
+
+    with pytest.raises(SystemExit):
+        cli.main(["show", "--help"])
+    assert f"at most (default: {LIMIT})" in capsys.readouterr().out

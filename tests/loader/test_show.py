@@ -126,6 +126,18 @@ def test_a_dataset(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_meta_that_lies_elsewhere_leads_to_its_tars(tmp_path: Path) -> None:
+    tars = make_dataset(tmp_path / "data", [3, 2])
+    meta = str(tmp_path / "described" / "data.json")
+    gen_meta(str(tmp_path / "data"), meta, n_jobs=1)
+    assert {row[4] for row in rows(describe(meta), "Shards")} == {"fresh"}
+    assert facts(describe(f"{meta}#4"))["tar"] == tars[1]
+    stats = tmp_path / "described" / "data_stats.json"
+    for said in ('{"dataset_path": "s3://elsewhere"}', '{"dataset_path": 7}', "no json"):
+        stats.write_text(said)
+        assert {row[4] for row in rows(describe(meta), "Shards")} == {"no such tar"}
+
+
 @pytest.mark.parametrize("which", ["1", "x/02", "-1"])
 def test_a_sample(tmp_path: Path, tar: str, which: str) -> None:
     for path in (f"{tar}#{which}", f"{tmp_path}#{which}"):

@@ -74,6 +74,10 @@ def test_without_a_registry_patterns_are_paths(place: Path) -> None:
     assert relative(find_targets(f"{place}/data/b,file://{place}/data/a/shard-000001.tar"), place) == [C0, A1]
     with pytest.raises(FileNotFoundError, match="x/a: no file, folder or glob"):
         find_targets("x/a")
+    with pytest.raises(FileNotFoundError, match=r"there is no configs/datasets.json here"):
+        find_targets("x/a")
+    with pytest.raises(FileNotFoundError, match=r"\.tar$"):
+        find_targets("./x/a")
 
 
 def test_names_come_before_paths_and_explicit_paths_are_paths(place: Path) -> None:
@@ -229,6 +233,7 @@ def test_the_command_fails_for_a_bad_tar(place: Path) -> None:
         (["--help"], 0, 'examples:\n  warmup_data "text2image/*'),
         ([], 2, "PATTERNS"),
         (["x", "--n_jobs", "-2"], 2, "-2 is negative"),
+        (["x", "--n_jobs", "many"], 2, "'many' is no whole number"),
         (["x/aa"], 1, "warmup_data: 'x/aa' matches none of the 2 datasets"),
         (["x", "--registry", "gone.json"], 1, "gone.json is no file"),
         (["/gone"], 1, "warmup_data: /gone: no file"),
