@@ -258,6 +258,8 @@ class IndexedTarDataset(IterableDataset[Any]):
             return self._shards.get(stream.current[1])
         if self._numbers is None:
             self._numbers = {address: shard for shard, address in enumerate(self.table.urls())}
+        if url not in self._numbers:
+            raise LookupError(f"{url} is none of the shards of {self!r}: index2indices tells their urls")
         return self._shards.get(self._numbers[url])
 
     def skip_sample(self, index: int, reason: Any = None, bad: bool = True) -> None:

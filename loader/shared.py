@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -19,22 +18,24 @@ class Shared:
     """
 
     def __init__(self, values: torch.Tensor | None = None) -> None:
-        self._values = torch.zeros(4, dtype=torch.int64) if values is None else values.clone()
-        self._values.share_memory_()  # type: ignore[no-untyped-call]
+        self._use(torch.zeros(4, dtype=torch.int64) if values is None else values.clone())
+
+    def _use(self, values: torch.Tensor) -> None:
+        self._tensor = values.share_memory_()  # type: ignore[no-untyped-call]
+        self._values = self._tensor.numpy()  # the same memory, read twenty times as fast
         self._owner = os.getpid()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[torch.Tensor, int]:
         self._own()
-        return self.__dict__
+        return self._tensor, self._owner
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if not self._values.is_shared():  # type: ignore[no-untyped-call]  # by an ordinary pickle, or a deep copy
-            self._values.share_memory_()  # type: ignore[no-untyped-call]
+    def __setstate__(self, state: tuple[torch.Tensor, int]) -> None:
+        self._use(state[0])  # shared already, but after an ordinary pickle or a deep copy
+        self._owner = state[1]
 
     def copy(self) -> Shared:
         """The same numbers, set apart from here on."""
-        return Shared(self._values)
+        return Shared(self._tensor)
 
     @property
     def epoch(self) -> int:
@@ -68,8 +69,8 @@ class Shared:
         """Whether nobody has asked before."""
         first = not self._values[_WARNED]
         self._values[_WARNED] = 1
-        return first
+        return bool(first)
 
     def _own(self) -> None:
         if self._owner != os.getpid() and get_worker_info() is None:
-            self._values, self._owner = Shared(self._values)._values, os.getpid()
+            self._use(self._tensor.clone())
