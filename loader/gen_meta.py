@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections import Counter
@@ -206,7 +207,9 @@ def gen_meta(
 
 def reason(error: Exception, address: str) -> str:
     """What went wrong with one tar, without the address, which stands beside it."""
-    text = str(error).removeprefix(address).removeprefix(": ") or type(error).__name__
+    text = str(error).removeprefix(f"{address}: ") or type(error).__name__
+    if text.startswith(f"{address}.index"):
+        text = "its index" + text.removeprefix(f"{address}.index")
     # What is no error of ours or of the system is a fault in the program: its kind says more than its text.
     known = isinstance(error, (OSError, ValueError, RuntimeError))
     return text if known else f"{type(error).__name__}: {text}"
@@ -222,6 +225,7 @@ def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     root = storage.normalise(options.dir)
     tars = list_tars(root)
+    _check_writable(meta_address(options.meta_save_path or root))
     with contextlib.suppress(PermissionError):
         storage.sweep(root, _ABANDONED)
     with progress("gen_meta", len(tars)) as shown:
@@ -242,6 +246,20 @@ def _run(options: argparse.Namespace) -> int:
         )
     show_outcome(outcome, time.monotonic() - began)
     return 0 if outcome.written else 1
+
+
+def _check_writable(meta: str) -> None:
+    """PermissionError, before hours of reading, if a local meta.json could not be written in the end."""
+    if not storage.is_local(meta):
+        return
+    folder = os.path.dirname(storage.local_path(meta))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"{meta} can't be written: {folder} is read-only. Put it elsewhere with --meta_save_path, and the "
+            "indexes with --index_root"
+        )
 
 
 def show_outcome(outcome: Outcome, seconds: float) -> None:

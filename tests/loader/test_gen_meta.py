@@ -17,7 +17,7 @@ from tars import adler32, make_dataset, make_tar, pairs, snapshot
 
 from loader import gen_meta as module
 from loader import indexing, storage
-from loader.gen_meta import TarReport, gen_meta, gen_meta_one, list_tars, main, save_meta
+from loader.gen_meta import TarReport, gen_meta, gen_meta_one, list_tars, main, reason, save_meta
 from loader.index import index_path, load_index
 from loader.indexed_tar import IndexedTar
 from loader.meta import ShardMeta, read_meta, read_stats, write_meta
@@ -192,6 +192,25 @@ def test_a_read_only_dataset(
     assert not caplog.records  # the table says it, once
     with pytest.raises(PermissionError):
         gen_meta(str(tmp_path / "data"), n_jobs=1)
+
+
+def test_the_command_refuses_a_read_only_place_before_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_dataset(tmp_path / "data", [3])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert main([str(tmp_path / "data"), "--meta_save_path", str(tmp_path / "not" / "yet" / "m.json")]) == 1
+    said = capsys.readouterr().err
+    assert f"m.json can't be written: {tmp_path} is read-only" in said and "--index_root" in said
+    assert os.listdir(tmp_path / "data") == ["shard-000000.tar"]
+
+
+def test_reasons_stand_beside_the_address() -> None:
+    assert reason(ValueError("/a.tar: cut short"), "/a.tar") == "cut short"
+    assert reason(ValueError("/a.tar.index: made for another"), "/a.tar") == "its index: made for another"
+    assert reason(PermissionError("/a.tar.index can't be written"), "/a.tar") == "its index can't be written"
+    assert reason(KeyError("x"), "/a.tar") == "KeyError: 'x'"
+    assert reason(OSError(), "/a.tar") == "OSError"
 
 
 def test_a_remote_dataset(tmp_path: Path) -> None:
