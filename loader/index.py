@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader import storage
+from loader.checksums import crc32
 from loader.errors import BadAddress, BadIndex, StaleIndex, UnknownIndexVersion
 from loader.sample import Groups, split_name
 from loader.storage import StorageOptions
@@ -170,7 +170,7 @@ class Index:
             wanted = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no name of a member is spelled like that
             raise KeyError(name) from None
-        code, begins = zlib.crc32(wanted), self.name_begin
+        code, begins = crc32(wanted), self.name_begin
         codes = np.asarray(self._arrays["name_crc32"])
         numbers = self._arrays["name_member"]
         for place in range(int(np.searchsorted(codes, np.uint32(code))), len(numbers)):
@@ -372,7 +372,7 @@ def pack_entries(entries: Entries, groups: Groups) -> bytes:
     extensions: dict[str, int] = {}
     codes = [extensions.setdefault(split_name(name)[1].lower(), len(extensions)) for name in names]
     extension_names = [extension.encode("utf-8", "surrogateescape") for extension in extensions]
-    hashes = np.fromiter((zlib.crc32(name) for name in encoded), np.uint32, len(encoded))
+    hashes = np.fromiter((crc32(name) for name in encoded), np.uint32, len(encoded))
     by_hash = np.argsort(hashes, kind="stable")
     key_sizes = [len(key.encode("utf-8", "surrogateescape")) for key in groups.keys]
     arrays: dict[str, npt.NDArray[Any]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar, overload
 
 from loader import storage
+from loader.checksums import adler32, crc32
 from loader.data_handler import Handler, handler_for, make_handlers
 from loader.errors import (
     BadAddress,
@@ -163,7 +163,7 @@ class IndexedTar(_Closing):
         if self.index.checksum is None:
             view, total = memoryview(self.buffer), 1
             for start in range(0, len(view), 8 << 20):
-                total = zlib.adler32(view[start : start + (8 << 20)], total)
+                total = adler32(view[start : start + (8 << 20)], total)
             view.release()
             self.index.checksum = total
         return self.index.checksum
@@ -199,7 +199,7 @@ class IndexedTar(_Closing):
         if buffer is None or end > index.tar_size:
             buffer, (start, end) = self.buffer, index.span(member)  # one of them says what is wrong
         data = buffer[start:end]
-        if self._verify and self.index.crc32 is not None and zlib.crc32(data) != self.index.crc32[member]:
+        if self._verify and self.index.crc32 is not None and crc32(data) != self.index.crc32[member]:
             raise CorruptMember(
                 f"{self.path}: member {self.index.member_name(member)!r} at byte {start}: its bytes have changed "
                 "since it was indexed: fetch or write the tar again"

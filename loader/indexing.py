@@ -8,11 +8,11 @@ import logging
 import mmap
 import os
 import tempfile
-import zlib
 from collections.abc import Iterator
 from typing import Literal
 
 from loader import storage
+from loader.checksums import adler32, crc32
 from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownIndexVersion
 from loader.index import Entries, Index, index_path, load_index, pack_entries
 from loader.sample import check_name, group
@@ -44,13 +44,12 @@ def scan(buffer: Buffer, shard: str, checksum: bool = True, require_end: bool = 
             if len(batch.headers):
                 entries.last_header_at = int(batch.headers[-1])
             if entries.crcs is not None:
-                crc32 = zlib.crc32
                 entries.crcs += [crc32(view[at : at + size]) for at, size in zip(offsets, sizes, strict=True)]
-                total, done = zlib.adler32(view[done : batch.end], total), batch.end
+                total, done = adler32(view[done : batch.end], total), batch.end
         entries.trailing = trailing_bytes(buffer, walk.at)
         if checksum:
             for start in range(done, len(buffer), 8 << 20):
-                total = zlib.adler32(view[start : start + (8 << 20)], total)
+                total = adler32(view[start : start + (8 << 20)], total)
             entries.checksum = total
     finally:
         walk.release()  # a view that is still held would keep a map from being closed

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from loader import storage
+from loader.checksums import crc32
 from loader.errors import BadAddress, BadIndex, BadMeta, BadSample, ShardflowError, TruncatedTar
 from loader.index import Index, load_index
 from loader.indexing import build, check_fresh, find_fresh, tar_buffer
@@ -226,7 +226,7 @@ def _sample_page(address: str, which: str, storage_options: StorageOptions | Non
         whole = end - start <= _LARGEST
         data = storage.read_bytes(tar, storage_options, start, end if whole else start + 32)
         lines = value_lines(extension, data) if whole else [*_hex(data), "too large to be shown"]
-        if whole and index.crc32 is not None and zlib.crc32(data) != index.crc32[member]:
+        if whole and index.crc32 is not None and crc32(data) != index.crc32[member]:
             lines.insert(0, "THE BYTES HAVE CHANGED since they were indexed (CRC-32)")
         rows.append((name, human_size(end - start), start))
         page.values.append((name, lines))

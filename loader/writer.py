@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from loader import storage
+from loader.checksums import crc32
 from loader.index import Entries, index_path, pack_entries
 from loader.sample import group, split_name, why_no_sample
 from loader.storage import StorageOptions
@@ -91,7 +91,7 @@ class Shard:
             entries.names.append(name)
             entries.sizes.append(len(data))
             if entries.crcs is not None:
-                entries.crcs.append(zlib.crc32(data))
+                entries.crcs.append(crc32(data))
         self._names += names
         self._keys.add(key)
 

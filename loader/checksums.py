@@ -1,0 +1,14 @@
+"""CRC-32 and Adler-32 of bytes, and of more bytes after them: `crc32(data, so_far)`, `adler32(data, so_far)`.
+
+zlib-ng's where it is installed (the extra ``fast``): it is 10 to 20 times as fast as zlib, which takes a quarter of
+a second for each of the two on a gigabyte. The numbers are the same.
+"""
+
+from __future__ import annotations
+
+try:
+    from zlib_ng.zlib_ng import adler32, crc32
+except ImportError:
+    from zlib import adler32, crc32
+
+__all__ = ["adler32", "crc32"]
