@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,7 +42,6 @@ class Report:
     steps: tuple[StepReport, ...]
     rerun: str
     task_runs: int = 0
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def ok(self) -> bool:
@@ -84,7 +83,6 @@ class Report:
                 if len(step.failures) > _LISTED:
                     lines.append(f"| … and {len(step.failures) - _LISTED:,} more | |")
                 lines.append("")
-        lines += [f"- {_cell(note)}" for note in self.notes]
         if not self.ok:
             lines += ["", "What is done is kept. This does the rest:", "", "```", self.rerun, "```", "",
                       "or run the flow again with the same parameters."]  # fmt: skip
@@ -124,8 +122,6 @@ def show(report: Report, command: str) -> int:
         if len(failures) > _SHOWN:
             shown.append(("", f"… and {len(failures) - _SHOWN:,} more", ""))
         table("Failed", ["step", "what", "why"], shown)
-    for note in report.notes:
-        complain(command, note)
     for step in report.steps:
         if step.problem:
             first, *others = step.problem.splitlines()

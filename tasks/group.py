@@ -73,9 +73,7 @@ class Work(Generic[Item, Result]):
     label: Callable[[Item], str]
     size: Callable[[Result], int]  # bytes that went through
     kept: Callable[[Result], bool]  # it was done before
-    explain: Callable[
-        [Exception, Item], str
-    ]  # what went wrong with an item, without its name and without secrets
+    explain: Callable[[Exception, Item], str]  # what went wrong, without the item's name and without secrets
     fatal: tuple[type[Exception], ...] = ()
 
 
@@ -114,9 +112,8 @@ class Group(Generic[Item, Result]):
                     self.results.append(outcome)
                 on_done(None if isinstance(outcome, Exception) else outcome)
         finally:
-            cast(
-                "Generator[object, None, None]", outcomes
-            ).close()  # whatever ends the loop ends the workers, now
+            # Whatever ends the loop ends the workers, now and not when a traceback lets go of them.
+            cast("Generator[object, None, None]", outcomes).close()
             again = {id(item) for item, error in self.failures if may_pass(error)} | left.keys()
             self._left = [item for item in self.items if id(item) in again]
 

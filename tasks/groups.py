@@ -7,6 +7,7 @@ done. A group with failures ends Failed, with itself as the state's data, after 
 from __future__ import annotations
 
 import time
+from logging import INFO, WARNING
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -69,7 +70,7 @@ def _attempt(group: AnyGroup, pool: Pool) -> AnyGroup | State[AnyGroup]:
         group.attempt(pool)
     except group.work.fatal as error:
         return Failed(message="the run ends here, see its own message", data=error)
-    get_run_logger().log(30 if group.failures else 20, group.line(time.monotonic() - began))
+    get_run_logger().log(WARNING if group.failures else INFO, group.line(time.monotonic() - began))
     if group.failures:
         return Failed(message=group.complaint(), data=group)
     return group

@@ -208,6 +208,7 @@ def test_too_many_bad_rows_end_the_run(corpus: Path, tmp_path: Path) -> None:
     assert state.is_failed()
     assert "1 of 60 rows could not be packed" in state.message and "none.jpg" in state.message
     assert (out / "errors.jsonl").exists() and not (out / "meta.json").exists()
+    assert not (out / "shard-000005.tar").exists(), "it ends as soon as it is known, not after all the work"
 
 
 def test_on_error_raise_ends_the_run_at_the_row(corpus: Path, tmp_path: Path) -> None:
