@@ -143,13 +143,13 @@ def find_shards(
             "an empty dataset name: give a name in the registry, or the address of a dataset"
         )
     entries: list[DatasetEntry] = []
-    problem: UnknownDataset | None = None
+    problem = ""
     known = _registry(registry, storage_options)
     if known is not None:
         try:
             entries = resolve(text, known)
         except UnknownDataset as error:
-            problem = error
+            problem = str(error)  # itself, it would keep the frames of all callers alive, and what they hold
     if entries:
         return _table(text, [_entry_group(entry) for entry in entries])
     try:
@@ -159,7 +159,7 @@ def find_shards(
         parts = [text] if whole else [part.strip() for part in text.split(",") if part.strip()]
         groups = [group for part in parts for group in _by_address(part, storage_options, index_root)]
     except FileNotFoundError as error:
-        if problem is not None:
+        if problem:
             raise UnknownDataset(f"{problem}; and no such file or folder either") from error
         raise UnknownDataset(
             f"{text!r} is neither the address of a dataset or a tar nor a registered name "
