@@ -11,27 +11,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loader.data_handler import default_handlers, make_handlers
     from loader.data_loader import ShardedDataLoader, gather_state
-    from loader.datasets import SampleDataset
+    from loader.datasets import ImageTextDataset, InterleavedDataset, SampleDataset, TextDataset
     from loader.errors import ShardflowError
+    from loader.filters import Filters
     from loader.indexed_tar import IndexedTar, IndexedTarSamples
     from loader.indexed_tar_dataset import DataStatus, IndexedTarDataset, RetSample
+    from loader.map_dataset import IndexedTarMapDataset
     from loader.registry import load_registry
+    from loader.resize import image_handlers
     from loader.state import State, merge_states
     from loader.writer import ShardWriter
 
 _HOMES = {
     "DataStatus": "indexed_tar_dataset",
+    "Filters": "filters",
+    "ImageTextDataset": "datasets",
     "IndexedTar": "indexed_tar",
     "IndexedTarDataset": "indexed_tar_dataset",
+    "IndexedTarMapDataset": "map_dataset",
     "IndexedTarSamples": "indexed_tar",
+    "InterleavedDataset": "datasets",
     "RetSample": "indexed_tar_dataset",
     "SampleDataset": "datasets",
     "ShardWriter": "writer",
     "ShardedDataLoader": "data_loader",
     "ShardflowError": "errors",
     "State": "state",
+    "TextDataset": "datasets",
     "default_handlers": "data_handler",
     "gather_state": "data_loader",
+    "image_handlers": "resize",
     "load_registry": "registry",
     "make_handlers": "data_handler",
     "merge_states": "state",
@@ -39,17 +48,23 @@ _HOMES = {
 
 __all__ = [
     "DataStatus",
+    "Filters",
+    "ImageTextDataset",
     "IndexedTar",
     "IndexedTarDataset",
+    "IndexedTarMapDataset",
     "IndexedTarSamples",
+    "InterleavedDataset",
     "RetSample",
     "SampleDataset",
     "ShardWriter",
     "ShardedDataLoader",
     "ShardflowError",
     "State",
+    "TextDataset",
     "default_handlers",
     "gather_state",
+    "image_handlers",
     "load_registry",
     "make_handlers",
     "merge_states",
