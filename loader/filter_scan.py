@@ -175,7 +175,9 @@ def scan_shard(shard: Shard, task: Scan) -> Outcome:
 def _why_not(reader: _Reader, task: Scan, i: int, shard: Shard, outcome: Outcome) -> str | None:
     try:
         sample, pictures = reader.read(i)
-        facts = Facts(shard.first + i, sample, lambda: [reader.size(member) for member in pictures])
+        facts = Facts(
+            shard.first + i, sample, len(pictures), lambda: [reader.size(member) for member in pictures]
+        )
         reason = task.rules.why_not(facts)
     except BadSample:
         return None

@@ -7,6 +7,7 @@ One flat mapping, rule to value::
         "width": (256, None),
         "area": (65_536, None),                       # height × width, in pixels
         "aspect_ratio": (0.5, 2.0),                   # width / height
+        "images": (1, 1),                             # how many pictures the sample has
         "metadata.aesthetic": (5.0, None),            # any number in the JSON, by its dotted path
         "$.score": (0.2, None, 0.9),                  # at the JSON's top level; misses are dropped 9 times in 10
         "keywords": {"watermark": 1.0, "logo": 0.5},  # in any of the captions; with what chance they drop a sample
@@ -42,7 +43,8 @@ _SHAPES: Mapping[str, Callable[[float, float], float]] = {
     "aspect_ratio": lambda height, width: width / height,
 }
 _KEYWORDS = "keywords"
-_RULES = (*_SHAPES, _KEYWORDS)
+_IMAGES = "images"
+_RULES = (*_SHAPES, _IMAGES, _KEYWORDS)
 _SPACELESS = "\u0e00"  # from here on (Thai, Chinese, Japanese, …) words are mostly not set apart
 _LONGEST_SIDE = 1 << 31  # of what can be meant
 _USUAL_SIZES = (("metadata.height", "metadata.width"), ("height", "width"))
@@ -50,13 +52,14 @@ _USUAL_SIZES = (("metadata.height", "metadata.width"), ("height", "width"))
 
 @dataclass
 class Facts:
-    """What is known of one sample: its number in the dataset, its text members, how to measure its pictures.
+    """What is known of one sample: its number in the dataset, its text members, its pictures and their measures.
 
     `present` and `absent` are filled in: the fields that were looked for, and found or not.
     """
 
     index: int
     sample: Mapping[str, Any]
+    pictures: int
     measure: Callable[[], Sequence[Size]]  # by their headers
     present: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
@@ -133,16 +136,19 @@ class Rules:
         self._shapes: dict[str, Range] = {}
         self._fields: dict[str, Range] = {}
         self._keywords: dict[str, float] = {}
+        self._images: Range | None = None
         for rule, value in rules.items():
             if rule == _KEYWORDS:
                 self._keywords = _parse_keywords(value)
+            elif rule == _IMAGES:
+                self._images = Range.of(rule, value)
             elif rule in _SHAPES:
                 self._shapes[rule] = Range.of(rule, value)
             else:
                 self._fields[_field(rule)] = Range.of(rule, value)
 
     def __bool__(self) -> bool:
-        return bool(self._shapes or self._fields or self._keywords)
+        return bool(self._shapes or self._fields or self._keywords or self._images)
 
     @property
     def texts(self) -> set[str]:
@@ -153,12 +159,9 @@ class Rules:
 
     def signature(self) -> str:
         """Says the same exactly if the same is kept of the same samples."""
-        rules = {
-            name: [limits.low, limits.high, limits.drop]
-            for name, limits in sorted(
-                {**self._shapes, **{"$." + n: r for n, r in self._fields.items()}}.items()
-            )
-        }
+        fields = {"$." + path: limits for path, limits in self._fields.items()}
+        ranges = {**self._shapes, **fields, **({_IMAGES: self._images} if self._images else {})}
+        rules = {name: [limits.low, limits.high, limits.drop] for name, limits in sorted(ranges.items())}
         texts = [self.captions.weights, self.captions.first_alone] if self._keywords else None
         return json.dumps(
             [
@@ -176,6 +179,8 @@ class Rules:
 
         BadSample if its texts, or the headers of its pictures, are not what they should be.
         """
+        if self._images and self._drops(_IMAGES, self._images, [facts.pictures], facts.index):
+            return _IMAGES
         document = facts.sample.get(".json")
         for path, limits in self._fields.items():
             values = numbers(find(document, path))

@@ -22,7 +22,7 @@ def rules(given_rules, seed=42, captions=None, **options):
 def why_not(given_rules, document=None, sizes=(), index=0, text=None, **options):
     sample = {"__key__": "1"} | ({} if document is None else {".json": document})
     sample |= {} if text is None else {".txt": text}
-    return rules(given_rules, **options).why_not(Facts(index, sample, lambda: list(sizes)))
+    return rules(given_rules, **options).why_not(Facts(index, sample, len(sizes), lambda: list(sizes)))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,12 @@ def test_shapes(rule, value, fits, fails):
     for size in fails:
         assert why_not({rule: value}, sizes=[size]) == rule
         assert why_not({rule: value}, {"height": size[0], "width": size[1]}) == rule
+
+
+def test_how_many_pictures():
+    assert why_not({"images": (1, 1)}, sizes=[(1, 1)]) is None
+    assert why_not({"images": (1, 1)}) == why_not({"images": (1, 1)}, sizes=[(1, 1)] * 2) == "images"
+    assert why_not({"images": (1, 1)}, keep_missing=True) == "images"  # none is a number, too
 
 
 def test_every_picture_must_fit():
@@ -82,9 +88,9 @@ def test_headers_are_read_where_they_are_needed_alone():
     def measure():
         raise AssertionError("the picture was opened")
 
-    known = Facts(0, {".json": {"height": 5, "width": 5, "score": 1}, ".txt": "a"}, measure)
+    known = Facts(0, {".json": {"height": 5, "width": 5, "score": 1}, ".txt": "a"}, 1, measure)
     assert rules({"height": (5, 5), "$.score": (1, 1), "keywords": "b"}).why_not(known) is None
-    unknown = Facts(0, {".json": {"score": 1}, ".txt": "a b"}, measure)
+    unknown = Facts(0, {".json": {"score": 1}, ".txt": "a b"}, 1, measure)
     assert rules({"height": (5, 5), "$.score": (2, 2)}).why_not(unknown) == "score"
     assert rules({"height": (5, 5), "keywords": "b"}).why_not(unknown) == "keywords: b"
 
@@ -120,7 +126,7 @@ def test_what_is_no_number_is_missing(value):
 
 
 def test_fields_that_were_looked_for_are_told():
-    facts = Facts(0, {".json": {"a": 1, "b": "text"}}, list)
+    facts = Facts(0, {".json": {"a": 1, "b": "text"}}, 0, list)
     rules({"$.a": (0, 2), "$.b": (0, 2), "$.c": (0, 2)}, keep_missing=True).why_not(facts)
     assert (facts.present, facts.absent) == ({"a"}, {"b", "c"})
 
@@ -260,13 +266,14 @@ def test_signatures_tell_what_matters():
         rules(base | {"height": (1, 3)}),
         rules(base | {"height": (1, 2, 0.5)}),
         rules(base | {"$.height": (1, 2)}),
+        rules(base | {"images": (1, 2)}),
         rules(base, size_fields="picture"),
         rules(base, keep_missing=True),
         rules(base | {"keywords": "a"}),
         rules(base | {"keywords": {"a": 0.5}}),
         rules(base | {"keywords": "a"}, captions=["x"]),
     ]
-    assert len({signature, *(other.signature() for other in others)}) == 10
+    assert len({signature, *(other.signature() for other in others)}) == 11
 
 
 def test_only_what_is_needed_is_read():
@@ -280,7 +287,7 @@ def test_only_what_is_needed_is_read():
 
 def test_rules_are_pickled():
     copy = pickle.loads(pickle.dumps(rules({"height": (5, None), "keywords": "a"})))
-    assert copy.why_not(Facts(0, {}, lambda: [(4, 4)])) == "height"
+    assert copy.why_not(Facts(0, {}, 1, lambda: [(4, 4)])) == "height"
     assert pickle.loads(pickle.dumps(Filters({"height": (5, None)}))) == Filters({"height": (5, None)})
 
 
