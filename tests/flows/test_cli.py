@@ -229,7 +229,7 @@ def test_the_embedded_server_says_itself_works_and_goes(corpus: Path, tmp_path: 
     process = start("prepare", str(corpus / "job.yaml"), "--output", str(tmp_path / "out"), env=env)
     done = finish(process)
     assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if "still starting" not in line]  # on a busy machine
     assert (
         lines[0]
         == "shardflow: starting Prefect's embedded server, 8 to 13 seconds (none is needed with --direct)…"
