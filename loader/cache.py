@@ -39,8 +39,9 @@ class OpenShards:
             self._open.move_to_end(shard)
             return samples
         while len(self._open) >= self.size:
-            _, oldest = self._open.popitem(last=False)
-            oldest.close()
+            self._open.popitem(last=False)[
+                1
+            ].close()  # no name keeps its index mapped while the next one is opened
         samples = self._open[shard] = self._open_shard(shard)
         return samples
 

@@ -325,11 +325,17 @@ class IndexedTarDataset(IterableDataset[Any]):
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:
-        stream = self._stream = self._begin()  # the epoch of now, not that of the first sample
-        stream.iterated = True
+        stream: _Stream | Exception
+        try:
+            stream = self._stream = self._begin()  # the epoch of now, not that of the first sample
+            stream.iterated = True
+        except Exception as error:  # noqa: BLE001 - raised by the first sample: a persistent worker of torch's dies here
+            stream = error
         return self._iterate(stream)
 
-    def _iterate(self, stream: _Stream) -> Iterator[Any]:
+    def _iterate(self, stream: _Stream | Exception) -> Iterator[Any]:
+        if isinstance(stream, Exception):
+            raise stream
         for sample in self.data_generator():
             stream.emitted += 1
             yield self.present(sample)
