@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from loader.checker import check_resume
     from loader.data_handler import default_handlers, make_handlers
     from loader.data_loader import ShardedDataLoader, gather_state
     from loader.datasets import ImageTextDataset, InterleavedDataset, SampleDataset, TextDataset
@@ -38,6 +39,7 @@ _HOMES = {
     "ShardflowError": "errors",
     "State": "state",
     "TextDataset": "datasets",
+    "check_resume": "checker",
     "default_handlers": "data_handler",
     "gather_state": "data_loader",
     "image_handlers": "resize",
@@ -62,6 +64,7 @@ __all__ = [
     "ShardflowError",
     "State",
     "TextDataset",
+    "check_resume",
     "default_handlers",
     "gather_state",
     "image_handlers",

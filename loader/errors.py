@@ -65,3 +65,7 @@ class StateMismatch(ShardflowError, ValueError):
 
 class TooManyBad(ShardflowError, RuntimeError):
     """More bad samples than the stated limit: nobody trains on nothing."""
+
+
+class NotResumable(ShardflowError, AssertionError):
+    """A loader that, restored from its own state, does not go on as it would have."""
