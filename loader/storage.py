@@ -249,6 +249,17 @@ def _glob(address: str, suffix: str, storage_options: StorageOptions | None) -> 
     return sorted(set(found))
 
 
+class _WholeWrites(io.FileIO):
+    """An unbuffered file that takes all it is given: a plain one may take less, over 2 GiB or as a disk fills up."""
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            rest = rest[super().write(rest) :]
+        return size
+
+
 @contextlib.contextmanager
 def publish(address: str, storage_options: StorageOptions | None = None) -> Iterator[BinaryIO]:
     """A binary file to write, which appears under its name whole when the block ends, or not at all.
@@ -264,10 +275,8 @@ def publish(address: str, storage_options: StorageOptions | None = None) -> Iter
         visible = os.fsdecode(os.fsencode(os.path.basename(final))[:200])
         temporary = os.path.join(folder, f".{visible}.{secrets.token_hex(4)}.part")
         try:
-            # Buffered: a raw file may take less than it is given, over 2 GiB or as a disk fills up.
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
+            with _WholeWrites(temporary, "w") as file:
+                yield cast(BinaryIO, file)
                 os.fsync(file.fileno())
             os.replace(temporary, final)
         except BaseException:

@@ -99,11 +99,12 @@ class TarWriter:
     `first_block` and `last_header` are what an index remembers of it. After the first pieces, writing is done by a
     thread of its own, while the next members are made. Memory: a MiB, and the members at hand, which are kept
     until they are written. `close` writes the end of the archive and leaves the file open; `abort` ends the thread
-    and gives up. Errors of the file are raised by a later `add`, or by `close`.
+    and gives up. Errors of the file are raised by a later `add`, and by `close` in any case.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._descriptor = _descriptor(file)
         self._pending: list[bytes] = []  # headers and payloads as they are: nothing is copied together
         self._bytes = 0  # in them
         self._padding = b""  # of the last member; goes with the next header
@@ -135,35 +136,35 @@ class TarWriter:
         return offset
 
     def _hand_over(self) -> None:
-        pending, self._pending, self._bytes = self._pending, [], 0
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
-        while len(self._under_way) >= _WAITING:
-            self._under_way.popleft().result()
+        self._settle(_WAITING - 1)
+        pending, self._pending, self._bytes = self._pending, [], 0
         self._under_way.append(self._thread.submit(self._write, pending))
 
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many writes are under way. One that failed stays first: a hole can't be closed."""
+        while len(self._under_way) > most:
+            self._under_way[0].result()
+            self._under_way.popleft()
+
     def _write(self, pieces: list[bytes]) -> None:
-        written = 0
-        if isinstance(self._file, io.FileIO):  # unbuffered: nothing comes between us and the descriptor
-            written = os.writev(self._file.fileno(), pieces)
-        total = sum(map(len, pieces))
-        if written < total:
+        descriptor, total = self._descriptor, sum(map(len, pieces))
+        written = 0 if descriptor is None else os.writev(descriptor, pieces)
+        if written < total:  # an unbuffered file may take less than it was given
             rest = memoryview(b"".join(pieces))[written:]
-            while len(rest):  # an unbuffered file may take less than it was given
-                taken: int | None = self._file.write(rest)
+            while len(rest):
+                taken = self._file.write(rest) if descriptor is None else os.write(descriptor, rest)
                 rest = rest[len(rest) if taken is None else taken :]
         self._written += total
-        if self._written - self._started >= _START_DISK and isinstance(self._file, io.FileIO):
-            _start_disk(self._file.fileno(), self._started, self._written - self._started)
+        if descriptor is not None and self._written - self._started >= _START_DISK:
+            _start_disk(descriptor, self._started, self._written - self._started)
             self._started = self._written
 
     def close(self) -> None:
         """Write the two zero blocks that end an archive, and hand all bytes to the file."""
-        try:
-            while self._under_way:
-                self._under_way.popleft().result()
-        finally:
-            self.abort()
+        self._settle(0)
+        self.abort()
         end = self._padding + END
         self.checksum = adler32(end, self.checksum)
         self.size += len(END)
@@ -176,6 +177,15 @@ class TarWriter:
         if thread is not None:
             thread.shutdown(cancel_futures=True)
         self._under_way.clear()
+
+
+def _descriptor(file: BinaryIO) -> int | None:
+    """The descriptor of a local file, which takes a list of pieces as they are; None if it has to be asked."""
+    raw = file.raw if isinstance(file, io.BufferedWriter) else file
+    if not isinstance(raw, io.FileIO):
+        return None
+    file.flush()  # what was written before comes before; until `close` nobody else writes
+    return raw.fileno()
 
 
 def _start_disk(descriptor: int, start: int, size: int) -> None:

@@ -57,6 +57,7 @@ class Shard:
         self._entries = Entries()
         self._names: list[str] = []
         self._keys: set[str] = set()
+        self._torn = False  # while a sample is being written
         # What a reader could take for each other (see `_check_hyphens`): a key with numbered members, one that
         # looks like a numbered member, what precedes the number in all such of one member, and all keys of one
         # .json.
@@ -83,9 +84,11 @@ class Shard:
         A key is unique in its shard and has no dot in its base name, since a name splits at its first dot. In a
         shard that holds numbered members, no key ends in a hyphen and a number.
         """
+        self._check_whole()
         names = [key + suffix for suffix, _ in members]
         encoded = self._check(key, members, names)
         entries = self._entries
+        self._torn = True
         for name, (_, data) in zip(encoded, members, strict=True):
             entries.offsets.append(self._tar.add(name, data))
             entries.names.append(name)
@@ -94,6 +97,14 @@ class Shard:
                 entries.crcs.append(crc32(data))
         self._names += names
         self._keys.add(key)
+        self._torn = False
+
+    def _check_whole(self) -> None:
+        """RuntimeError if writing a sample was interrupted by an error, which its caller did not let pass."""
+        if self._torn:
+            raise RuntimeError(
+                f"{self.address}: a sample was written in part, after an error: write the shard again"
+            )
 
     def _check(self, key: str, members: Members, names: list[str]) -> list[bytes]:
         """The names as bytes; ValueError or TypeError, and nothing has changed, if the sample can't be written."""
@@ -154,6 +165,7 @@ class Shard:
             self._alone.add(key)
 
     def _finish(self) -> ShardInfo:
+        self._check_whole()
         self._tar.close()
         entries, tar = self._entries, self._tar
         entries.tar_size, entries.checksum = tar.size, tar.checksum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
@@ -172,3 +173,27 @@ def test_a_small_tar_needs_no_thread() -> None:
     writer.add(b"a.txt", b"x" * 1000)
     assert not writing_threads()
     writer.close()
+
+
+class Unreliable(io.BytesIO):
+    """A file whose third write fails, and no other."""
+
+    count = 0
+
+    def write(self, data: object) -> int:  # type: ignore[override]
+        self.count += 1
+        if self.count == 3:
+            raise OSError(5, "Input/output error")
+        return super().write(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("members", [4, 40])
+def test_a_write_that_failed_is_never_forgotten(members: int) -> None:
+    writer = tar_writer.TarWriter(Unreliable())
+    for n in range(members):
+        with contextlib.suppress(OSError):  # as one does who skips samples that fail
+            writer.add(b"%d.bin" % n, bytes(300_000))
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            writer.close()
+    writer.abort()

@@ -29,6 +29,7 @@ from loader import storage
 from loader.index import index_path, load_index
 from loader.indexed_tar import IndexedTarSamples
 from loader.indexing import build, find_fresh
+from loader.tar_writer import TarWriter
 from loader.writer import Shard, ShardInfo, ShardWriter, encode, encode_sample, write_shard
 
 Sample = tuple[str, list[tuple[str, bytes]]]
@@ -261,6 +262,26 @@ def test_an_exception_leaves_nothing_or_what_was_there(root: str, error: type[Ba
         assert len(os.listdir(root)) == 2  # hidden files included
 
 
+def test_a_sample_in_part_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever skips what fails must not skip half a sample: all numbers behind it would be wrong.
+    shard = Shard(str(tmp_path / "a.tar"))
+    shard.add("a", [(".txt", b"a")])
+    original = TarWriter.add
+
+    def add(self: TarWriter, name: bytes, data: bytes) -> int:
+        if name == b"b.txt":
+            raise MemoryError
+        return original(self, name, data)
+
+    monkeypatch.setattr(TarWriter, "add", add)
+    with pytest.raises(RuntimeError, match="written in part"), shard:
+        with pytest.raises(MemoryError):
+            shard.add("b", [(".json", b"{}"), (".txt", b"b")])
+        with pytest.raises(RuntimeError, match="written in part"):
+            shard.add("c", [(".txt", b"c")])
+    assert os.listdir(tmp_path) == []
+
+
 def test_samples_that_raise_on_the_way(tmp_path: Path) -> None:
     def source() -> Iterator[Sample]:
         yield "a", [(".txt", b"x")]
@@ -306,6 +327,7 @@ def test_an_old_index_goes_before_its_tar_is_replaced(
 
 KILLED = """
 import sys
+from loader.tar_writer import TarWriter
 from loader.writer import ShardWriter
 with ShardWriter(sys.argv[1], max_samples=3) as writer:
     for n in range(8):
