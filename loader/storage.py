@@ -292,6 +292,10 @@ def publish(address: str, storage_options: StorageOptions | None = None) -> Iter
         fs.pipe_file(path, collected.getvalue())
         return
     upload = fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
+    with contextlib.suppress(
+        ValueError
+    ):  # fsspec keeps each for a transaction that nobody has begun, for ever
+        fs.transaction.files.remove(upload)
     try:
         yield cast(BinaryIO, upload)
         upload.close()  # sends the last part; nothing is visible yet

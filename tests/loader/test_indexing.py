@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import mmap
 import os
@@ -88,15 +87,16 @@ def test_scan_lets_go_of_the_map(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.tar", tmp_path / "bad.tar"
     good.write_bytes(TAR)
     bad.write_bytes(TAR[:1800])
+    errors = []
     for path in (good, bad):
         with open(path, "rb") as file:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             build(buffer, "x.tar")
-        except TruncatedTar:
-            assert path == bad
-        gc.collect()
+        except TruncatedTar as error:
+            errors.append(error)  # and with it, all that its traceback holds
         buffer.close()  # BufferError if anything still held a view
+    assert len(errors) == 1
 
 
 def test_names_that_lead_outside_are_refused_with_their_place() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tarmaker
-from checks import check_tar, walked
+from checks import ByOne, check_tar, walked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import ODD_NAMES, tar_members
@@ -185,7 +185,9 @@ def test_a_global_name_or_size_is_refused(key: bytes) -> None:
 
 
 def test_an_empty_pax_path_takes_itself_back() -> None:
-    assert names(pax((b"path", b"b.jpg"), (b"path", b"")) + member(b"a.jpg", b"a") + END) == ["a.jpg"]
+    data = pax((b"path", b"b.jpg"), (b"path", b"")) + member(b"a.jpg", b"a") + END
+    for kind in (tar.Walk, ByOne):
+        assert walked(data, kind=kind)[0] == [("a.jpg", 1536, 1)]
 
 
 def test_signed_checksums_and_other_spellings() -> None:
