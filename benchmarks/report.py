@@ -104,12 +104,12 @@ def _foot(answer: Answer) -> str:
 
 
 def unmet(answers: Sequence[Answer]) -> list[str]:
-    """One line for each target that is not met."""
+    """One line for each target that is not met, "within noise" or not."""
     return [
-        f"{answer.title}: {row[0]}: {row[3] or row[1]}, target {row[5]}"
+        f"{answer.title}: {row[0]}: {row[3] or row[1]}, target {row[5]}: {row[6]}"
         for answer in answers
         for row in rows(answer)
-        if row[-1].startswith("NOT MET")
+        if row[6].startswith("NOT MET")
     ]
 
 

@@ -2,7 +2,7 @@
 
 Makes the corpora where they aren't there yet (benchmarks/make_corpus.py), sets up the peers (benchmarks/setup.sh),
 measures ours against each peer in turn, prints a table for each question, and writes all of it to
-benchmarks/results/. Exit status 1 if a target is not met. benchmarks/README.md says how to read it.
+benchmarks/results/. Exit status 1 if a target is missed beyond noise. benchmarks/README.md says how to read it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.write(answers, around, f"quick-{name}" if args.quick else name)
     unmet = report.unmet(answers)
     for line in unmet:
-        print("NOT MET:", line)
-    return 1 if unmet else 0
+        print(line)
+    return 1 if any(line.endswith("NOT MET") for line in unmet) else 0
 
 
 if __name__ == "__main__":
