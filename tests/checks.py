@@ -5,9 +5,11 @@ A failure is an AssertionError, or any exception that is no ShardflowError.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from loader import tar
@@ -48,7 +50,18 @@ def walked(data: bytes | mmap.mmap, require_end: bool = True, kind: type[tar.Wal
     return members, skipped, walk.at
 
 
-def _outcome(data: bytes, require_end: bool, kind: type[tar.Walk]) -> Found | tuple[type, str]:
+@contextlib.contextmanager
+def mapped(data: bytes) -> Iterator[tar.TarMap]:
+    """The bytes as a mapped file, whose headers are read through its descriptor."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with tar.TarMap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            buffer.file = file.fileno()
+            yield buffer
+
+
+def _outcome(data: bytes | mmap.mmap, require_end: bool, kind: type[tar.Walk]) -> Found | tuple[type, str]:
     try:
         return walked(data, require_end, kind)
     except ShardflowError as error:
@@ -60,6 +73,9 @@ def check_tar(data: bytes, require_end: bool = True) -> bool:
     """One clear error (False), or members that lie inside; the same however many headers are read together."""
     first, *others = (_outcome(data, require_end, kind) for kind in (tar.Walk, ByOne, ByBlocks))
     assert all(other == first for other in others)
+    if data:
+        with mapped(data) as buffer:
+            assert _outcome(buffer, require_end, tar.Walk) == first
     if isinstance(first[0], type):
         return False
     end = 0

@@ -197,3 +197,14 @@ def test_a_write_that_failed_is_never_forgotten(members: int) -> None:
         with pytest.raises(OSError, match="Input/output"):
             writer.close()
     writer.abort()
+
+
+def test_a_payload_that_its_owner_changes_afterwards() -> None:
+    data = bytearray(b"before")
+    file = io.BytesIO()
+    writer = tar_writer.TarWriter(file)
+    at = writer.add(b"a.txt", data)
+    data[:] = b"after!"
+    writer.close()
+    assert file.getvalue()[at : at + 6] == b"before"
+    assert writer.checksum == zlib.adler32(file.getvalue())
