@@ -26,19 +26,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from loader import meta, storage
+from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
 from loader.gen_meta import TarReport, save_meta
 from loader.index import index_path
 from loader.pool import Pool, processes
 from tasks import manifest, source
+from tasks.claim import claim
 from tasks.config import PackConfig
 from tasks.lock import exclusive
 from tasks.manifest import BadRow, Manifest, PackedShard
 from tasks.slot import SlotReport, pack_slot
 
 ERRORS_NAME = "errors.jsonl"
-_MARKER = "pack.json"  # in the hidden folder: this output is ours
 _SHARD = re.compile(r"shard-\d{6}(_\d{3})?\.tar(\.index)?")
 _EXAMPLES = 3
 
@@ -99,19 +99,9 @@ def plan(config: PackConfig) -> Plan:
 def prepare_output(config: PackConfig) -> None:
     """Make the output ours, and sweep what killed runs left there. Call it with the output held (`exclusive`).
 
-    BadConfig if somebody else's dataset is there.
+    BadConfig if another job's dataset is there, or somebody else's (`tasks.claim`).
     """
-    options = config.storage_options
-    marker = storage.join(config.output, manifest.FOLDER, _MARKER)
-    if not storage.exists(marker, options):
-        described = meta.meta_address(config.output)
-        theirs = [described] if storage.exists(described, options) else []
-        if theirs := theirs or storage.list_files(config.output, ".tar", options):
-            raise BadConfig(
-                f"output is {config.output}, where {storage.relative(theirs[0], config.output)} was not written by "
-                "this command: choose another folder, or empty it"
-            )
-        storage.write_bytes(marker, b'{"format":"shardflow pack","version":1}\n', options)
+    claim(config)
     storage.sweep(config.output)
 
 
