@@ -16,9 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import Event
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
+
+from loader.errors import ShardflowError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,6 +30,32 @@ Result = TypeVar("Result")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 3.0  # seconds for children to end by themselves
 _HOPELESS = 3  # times that all children died, and nothing was done
+_WORKER = "shardflow worker"  # what a child is called, from its first moment on
+_UNGUARDED = 79  # exit status of a child that found itself at the work of its parent
+
+
+class CannotStart(ShardflowError, RuntimeError):
+    """The children end before they come to any work: another try would end the same way."""
+
+
+class _Process(SpawnProcess):
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **{**keywords, "name": _WORKER})
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def leave_if_imported() -> None:
+    """End this process, quietly, if it is a pool's child that imports its parent's script, and was led to the parent's work.
+
+    Called where work begins that uses a `Pool`. The parent says what is wrong with the script.
+    """
+    process = multiprocessing.current_process()
+    # What multiprocessing goes by as well when it refuses to start a process in such a place.
+    if getattr(process, "_inheriting", False) and process.name == _WORKER:
+        sys.exit(_UNGUARDED)
 
 
 def processes(n_jobs: int, items: int) -> int:
@@ -69,13 +99,14 @@ def _unnumbered(
     return function(numbered[1], *arguments)
 
 
-def _start_child(parent: int) -> None:
+def _start_child(parent: int, begun: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _unwind)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+    begun.set()
 
 
 class Pool:
@@ -86,8 +117,10 @@ class Pool:
     """
 
     def __init__(self, n_jobs: int) -> None:
+        leave_if_imported()
         self.n_jobs = n_jobs
         self._executor: ProcessPoolExecutor | None = None
+        self._begun: Event | None = None  # set by each child that comes as far as to wait for work
 
     def run(
         self, function: Callable[..., Result], items: Sequence[Item], *arguments: Any
@@ -95,7 +128,8 @@ class Pool:
         """``function(item, *arguments)`` for each item; pairs come as they are completed.
 
         An exception of the function is a result, not raised. BrokenProcessPool is raised if a child was
-        killed: what had not been yielded by then may or may not have been done.
+        killed: what had not been yielded by then may or may not have been done. CannotStart says what is wrong if
+        children can't even begin.
         """
         if self.n_jobs <= 1:
             for item in items:
@@ -106,11 +140,13 @@ class Pool:
                 yield item, outcome
             return
         if self._executor is None:
+            context = _Context()
+            self._begun = context.Event()
             self._executor = ProcessPoolExecutor(
                 self.n_jobs,
-                mp_context=multiprocessing.get_context("spawn"),
+                mp_context=context,
                 initializer=_start_child,
-                initargs=(os.getpid(),),
+                initargs=(os.getpid(), self._begun),
             )
         futures: dict[Future[Result], Item] = {}
         try:
@@ -127,9 +163,27 @@ class Pool:
                     yield item, failure
                 else:
                     raise failure
+        except BrokenProcessPool:
+            self._refuse_to_go_on(self.terminate())
+            raise
         except BaseException:
             self.terminate()
             raise
+
+    def _refuse_to_go_on(self, statuses: Sequence[int | None]) -> None:
+        """CannotStart if that is what the exit statuses of the children mean."""
+        if self._begun is None or self._begun.is_set():
+            return
+        if _UNGUARDED in statuses:
+            raise CannotStart(
+                'the script that was started has to begin its work under `if __name__ == "__main__":`, since each '
+                "worker process imports it again. Put that line above the calls, and the calls below it, indented"
+            ) from None
+        if 1 in statuses:
+            raise CannotStart(
+                "the worker processes end with an error as they start: it is shown above. Each of them imports the "
+                'script that was started, which has to begin its work under `if __name__ == "__main__":`'
+            ) from None
 
     def run_all(
         self, function: Callable[..., Result], items: Sequence[Item], *arguments: Any
@@ -152,8 +206,7 @@ class Pool:
                 rounds += 1
                 if rounds == _HOPELESS and not done:
                     raise BrokenProcessPool(
-                        "the processes die before anything is done. A script that starts them does so under "
-                        '`if __name__ == "__main__":`, since each of them imports it again'
+                        "the processes are killed before anything is done: out of memory?"
                     ) from error
                 # Items are handed out in order: one in work and one waiting for each child, and one more.
                 for number in list(left)[: 2 * self.n_jobs + 1]:
@@ -166,14 +219,14 @@ class Pool:
                     break
             yield item, outcome
 
-    def terminate(self) -> None:
-        """End the children now; a later `run` starts new ones.
+    def terminate(self) -> list[int | None]:
+        """End the children now; a later `run` starts new ones. Their exit statuses, as multiprocessing counts them.
 
         They get a moment to remove what they have half-written.
         """
         executor, self._executor = self._executor, None
         if executor is None:
-            return
+            return []
         children = list((getattr(executor, "_processes", None) or {}).values())
         executor.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + _GRACE
@@ -185,6 +238,7 @@ class Pool:
                 child.join(max(0.0, deadline - time.monotonic()))
                 child.kill()
                 child.join()
+        return [child.exitcode for child in children]
 
     def __enter__(self) -> Pool:
         return self

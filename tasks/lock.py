@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from loader import storage
 from loader.errors import ShardflowError
+from loader.pool import leave_if_imported
 
 
 class OutputBusy(ShardflowError, RuntimeError):
@@ -26,6 +27,7 @@ def exclusive(output: str) -> Iterator[None]:
     cache folder, since a lock file that is removed can be held twice. Other users and other machines don't
     see it.
     """
+    leave_if_imported()  # or it would seem to be two runs
     output = storage.normalise(output)
     name = os.path.realpath(output) if storage.is_local(output) else output
     path = os.path.join(_folder(), hashlib.blake2b(name.encode(), digest_size=16).hexdigest() + ".lock")

@@ -183,16 +183,49 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
         assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
 
 
-def test_children_that_never_start_are_told_soon(tmp_path: Path) -> None:
+def script(tmp_path: Path, lines: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that has `Pool` and `CannotStart` imported."""
     program = tmp_path / "program.py"
     program.write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom loader.pool import Pool\n"
-        "with Pool(2) as pool:\n    list(pool.run_all(abs, range(1000)))\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom loader.pool import Pool, CannotStart\n{lines}"
     )
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0 and "under `if __name__" in done.stderr
-    assert time.monotonic() - started < 60
+    return subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("items", [2, 1000])
+def test_a_script_without_its_guard_is_told_so_once(tmp_path: Path, items: int) -> None:
+    done = script(tmp_path, f"with Pool(2) as pool:\n    list(pool.run_all(abs, range({items})))\n")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1 and "BrokenProcessPool" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "loader.pool.CannotStart: the script that was started has to begin its work under `if"
+    )
+
+
+def test_children_that_fail_as_they_start_are_not_tried_again(tmp_path: Path) -> None:
+    done = script(
+        tmp_path,
+        "if __name__ == '__mp_main__':\n    raise KeyError('no such thing')\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n        list(Pool(2).run_all(abs, range(9)))\n"
+        "    except CannotStart as error:\n        print(error)\n",
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("the worker processes end with an error as they start: it is shown above.")
+    assert done.stderr.count("KeyError: 'no such thing'") in (1, 2)  # children
+
+
+def exit_with(item: int, status: int) -> None:
+    os._exit(status)
+
+
+@pytest.mark.parametrize("status", [1, 79])
+def test_a_child_that_ends_at_work_is_another_matter(status: int) -> None:
+    with Pool(2) as pool:
+        assert [type(outcome) for _, outcome in pool.run_all(exit_with, range(2), status)] == [
+            BrokenProcessPool
+        ] * 2
 
 
 def test_a_child_that_is_asked_to_end(tmp_path: Path) -> None:

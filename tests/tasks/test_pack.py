@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from tasks.manifest import FOLDER
 from tasks.slot import SlotReport
 
 Encode = Callable[..., bytes]
+ROOT = Path(__file__).parents[2]
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -549,6 +551,26 @@ def test_names_that_are_no_utf8_are_reported(corpus: Path) -> None:
     (entry,) = errors(config)
     assert entry["source"] == str(folder / "a.jsonl")
     assert "日本.jpg: No such file" in (out(config) / "errors.jsonl").read_text()
+
+
+def test_a_script_without_its_guard_is_told_so(corpus: Path) -> None:
+    """Its workers import it, and pack; what they meet there, such as the lock, is not what is wrong."""
+    script = corpus / "script.py"
+    script.write_text(
+        "from tasks import pack\nfrom tasks.config import PackConfig\n"
+        f"config = PackConfig({str(corpus / 'records.jsonl')!r}, {str(corpus / 'out')!r}, max_samples=5)\n"
+        "job = pack.plan(config)\n"
+        "with pack.exclusive(config.output), pack.Pool(2) as pool:\n"
+        "    pack.prepare_output(config)\n    pack.pack_group(job, range(5), pool)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "CannotStart: the script that was started has to begin its work under" in done.stderr
+    assert not list((corpus / "out").glob("*.tar"))
 
 
 def test_two_runs_of_one_output(corpus: Path) -> None:
