@@ -8,8 +8,8 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,90 +17,28 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loader.cache import OpenShards
 from loader.data_handler import Handler
-from loader.errors import BadSample, ShardflowError, TooManyBad
+from loader.errors import ShardflowError
 from loader.indexed_tar import IndexedTarSamples
 from loader.order import Order, choose_lanes
 from loader.registry import DatasetEntry
+from loader.ret_sample import DataStatus, RetSample
 from loader.schedule import Schedule, Tail
 from loader.selection import Selection
 from loader.shards import find_shards
 from loader.shared import Shared
 from loader.state import RankProgress, Run, State, fingerprint
 from loader.storage import StorageOptions
+from loader.stream import OnBad, Stream
 from loader.world import World, current_world, process_rank
+
+__all__ = ["DataStatus", "IndexedTarDataset", "RetSample"]
 
 logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
-OnBad = Literal["raise", "skip", "substitute"]
 Sharding = Literal["auto", "sample", "url"]
 
-_JUDGED_AFTER = 100  # samples that a worker has read before a share of bad ones means anything
-_OTHERS_TRIED = 10_000  # other samples, one after the other, in place of those that were left out
 _URLS_KEPT = 4096
-
-
-class RetSample(NamedTuple):
-    """One sample and where it came from.
-
-    `index` is its number over the whole dataset (order on disk), `url_index` (url, number in its shard). The
-    `missing_*` lists, of one length, tell what this worker left out since the sample it yielded before: numbers,
-    (url, number) pairs, and whatever `skip_sample` was told about each.
-    """
-
-    name: str
-    data_type: str
-    missing_indices: list[int]
-    missing_urls_indices: list[tuple[str, int]]
-    missing_samples: list[Any]
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of this one
-    url_index: tuple[str, int]
-    sample: Any
-    worker_id: int
-    num_workers: int
-
-
-@dataclass
-class DataStatus:
-    """How far each worker of one rank got, for those who count with a plain DataLoader.
-
-    `update` it with every RetSample that was used for training; `IndexedTarDataset.set_data_status` resumes from
-    it, under the same number of ranks and workers. `consumed` counts what is done, left-out samples included,
-    `emitted` what was used; both by worker.
-    """
-
-    epoch: int = 0
-    num_workers: int = 1
-    consumed: dict[int, int] = field(default_factory=dict)
-    emitted: dict[int, int] = field(default_factory=dict)
-
-    def update(self, sample: RetSample) -> None:
-        """Count one sample as used."""
-        worker = sample.worker_id
-        self.num_workers = sample.num_workers
-        self.consumed[worker] = self.consumed.get(worker, 0) + 1 + len(sample.missing_indices)
-        self.emitted[worker] = self.emitted.get(worker, 0) + 1
-
-
-@dataclass
-class _Stream:
-    """One iteration of one worker: where in its stream it is."""
-
-    world: World
-    order: Order
-    schedule: Schedule
-    planned: int  # samples to yield in the whole epoch, those before a resume included
-    turn: int  # stream that worker 0 makes
-    consumed: int = 0  # entries handed out; behind the stream's end, what was repeated to fill it up
-    emitted: int = 0  # samples yielded
-    iterated: bool = False  # by __iter__, which counts what is yielded; else what was not left out counts
-    seen: int = 0  # in this iteration
-    bad: int = 0
-    bad_in_row: int = 0
-    current: tuple[int, int, int] = (-1, -1, -1)  # index, shard, number in the shard
-    left_out: bool = False  # the current one was
-    missing: tuple[list[int], list[tuple[str, int]], list[Any]] = field(default_factory=lambda: ([], [], []))
-    told: set[int] = field(default_factory=set)  # shards whose bad samples were logged
 
 
 @dataclass(frozen=True)
@@ -186,7 +124,7 @@ class IndexedTarDataset(IterableDataset[Any]):
         self._inherited: tuple[int, int] | None = None
         self._lru_size = lru_size
         self._shards = OpenShards(lru_size, self.open_shard)
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
         self._urls: dict[int, str] = {}
         self._numbers: dict[str, int] | None = None
         self._shared = Shared()
@@ -215,21 +153,7 @@ class IndexedTarDataset(IterableDataset[Any]):
 
     def index_generator(self) -> Iterator[int]:
         """The numbers (order on disk, over the whole dataset) of the samples that this worker shall read."""
-        stream = self._started()
-        order, world, schedule = stream.order, stream.world, stream.schedule
-        length = schedule.worker_samples(world.rank, world.worker)
-        for positions in schedule.iterate(world.rank, world.worker, min(stream.consumed, length)):
-            indices, shards, numbers = self._places(order, positions)
-            for place, current in enumerate(zip(indices, shards, numbers, strict=True)):
-                stream.consumed += 1
-                stream.current, stream.left_out = current, False
-                yield current[0]
-                if not stream.left_out:
-                    stream.emitted += not stream.iterated
-                elif self.on_bad == "substitute":
-                    yield from self._substitutes(stream, int(positions[place]))
-        if self.tail != "keep":
-            yield from self._fill_up(stream, length)
+        return self._started().indices()
 
     def next_index(self) -> int:
         """The next number of `index_generator`, one at a time; StopIteration at the end of the epoch."""
@@ -269,33 +193,16 @@ class IndexedTarDataset(IterableDataset[Any]):
         `on_bad` is "raise". ``bad=False``: it was not wanted. `reason`: by default the exception that is being
         handled; of an exception, its text is kept.
         """
-        stream = self._started()
         place = self.index2indices(index)
         reason = sys.exc_info()[1] if reason is None else reason
         if isinstance(reason, BaseException):  # neither its traceback's frames nor what may not pickle
             known = isinstance(reason, ShardflowError)
             reason = str(reason) if known else f"{type(reason).__name__}: {reason}"
-        if bad and self.on_bad == "raise":
-            raise BadSample(_told(place, str(reason)))
-        indices, places, samples = stream.missing
-        indices.append(index)
-        places.append(place)
-        samples.append(reason)
-        stream.left_out = True
-        stream.seen += 1
-        if bad:
-            self._count_bad(stream, index, place, reason)
+        self._started().leave_out(index, place, reason, bad)
 
     def success_sample(self) -> tuple[list[int], list[tuple[str, int]], list[Any]]:
         """Count the current sample as read; returns what was left out before it, for its RetSample."""
-        stream = self._started()
-        stream.seen += 1
-        stream.bad_in_row = 0
-        missing = stream.missing
-        if missing[0]:
-            stream.missing = ([], [], [])
-            return missing
-        return [], [], []
+        return self._started().read_one()
 
     @property
     def rank(self) -> int:
@@ -325,7 +232,7 @@ class IndexedTarDataset(IterableDataset[Any]):
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:
-        stream: _Stream | Exception
+        stream: Stream | Exception
         try:
             stream = self._stream = self._begin()  # the epoch of now, not that of the first sample
             stream.iterated = True
@@ -333,7 +240,7 @@ class IndexedTarDataset(IterableDataset[Any]):
             stream = error
         return self._iterate(stream)
 
-    def _iterate(self, stream: _Stream | Exception) -> Iterator[Any]:
+    def _iterate(self, stream: Stream | Exception) -> Iterator[Any]:
         if isinstance(stream, Exception):
             raise stream
         for sample in self.data_generator():
@@ -527,7 +434,7 @@ class IndexedTarDataset(IterableDataset[Any]):
             return World(world.rank, world.world_size, 0, self._workers)
         return world
 
-    def _started(self) -> _Stream:
+    def _started(self) -> Stream:
         if self._stream is None:
             self._stream = self._begin()
         return self._stream
@@ -539,14 +446,14 @@ class IndexedTarDataset(IterableDataset[Any]):
             return choose_lanes(len(self.table), world_size, self.shuffle)
         return world_size if self.sharding == "url" else 1
 
-    def _begin(self) -> _Stream:
+    def _begin(self) -> Stream:
         world, order = self._world(), self.order()
         schedule, progress = self.plan(world.num_workers)
         world = World(world.rank, world.world_size, progress.stream(world.worker), world.num_workers)
         planned = schedule.worker_samples(world.rank, world.worker)
         emitted = min(self._emitted(schedule, progress)[world.worker], planned)
-        stream = _Stream(
-            world, order, schedule, planned, progress.turn, progress.consumed[world.worker], emitted
+        stream = Stream(
+            self, world, order, schedule, planned, progress.turn, progress.consumed[world.worker], emitted
         )
         if self._loaded is not None and self._loaded.number == -1:
             self._loaded = None
@@ -586,15 +493,13 @@ class IndexedTarDataset(IterableDataset[Any]):
         number = self._shared.load() if get_worker_info() is None else -1
         self._loaded = _Loaded(number, state, emitted)
 
-    def _places(self, order: Order, positions: Any) -> tuple[list[int], list[int], list[int]]:
+    def places(self, order: Order, positions: Ints) -> tuple[list[int], list[int], list[int]]:
+        """Of positions of an epoch: numbers over the whole dataset, shards, and numbers in them."""
         shards, numbers = order.at(positions)
-        numbers = self._kept(shards, numbers)
+        if self.selection is not None:  # the n-th samples that take part
+            numbers = self.selection.at(shards, numbers)
         indices = self.table.begins[shards] + numbers
         return indices.tolist(), shards.tolist(), numbers.tolist()
-
-    def _kept(self, shards: Ints, numbers: Ints) -> Ints:
-        """The numbers in their shards of the n-th samples that take part."""
-        return numbers if self.selection is None else self.selection.at(shards, numbers)
 
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.table.num_samples:
@@ -608,70 +513,3 @@ class IndexedTarDataset(IterableDataset[Any]):
                 self._urls.clear()
             url = self._urls[shard] = self.table.url(shard)
         return url
-
-    def _substitutes(self, stream: _Stream, position: int) -> Iterator[int]:
-        """Other samples in the place of one that was left out, until one is read: half an epoch away, and on."""
-        samples = len(stream.order)
-        for step in range(min(samples, _OTHERS_TRIED)):
-            yield self._hand_out(stream, (position + samples // 2 + step) % samples)
-            if not stream.left_out:
-                stream.emitted += not stream.iterated
-                return
-        raise TooManyBad(self._nothing_left(stream))
-
-    def _fill_up(self, stream: _Stream, length: int) -> Iterator[int]:
-        """Repeat samples where left-out ones made this stream too short: its own, once, then others."""
-        if stream.emitted >= stream.planned:
-            return
-        world, schedule, samples = stream.world, stream.schedule, len(stream.order)
-        first = int(schedule.stream(world.rank, world.worker, 0, 1)[0])
-        failed = 0
-        while stream.emitted < stream.planned:
-            place = stream.consumed - length
-            stream.consumed += 1
-            before = stream.emitted
-            if place < length:
-                position = int(schedule.stream(world.rank, world.worker, place, place + 1)[0])
-            else:
-                position = (first + samples // 2 + place - length) % samples
-            yield self._hand_out(stream, position)
-            stream.emitted += not (stream.iterated or stream.left_out)
-            failed = 0 if stream.emitted > before else failed + 1
-            if failed >= length + min(samples, _OTHERS_TRIED):
-                raise TooManyBad(self._nothing_left(stream))
-
-    def _nothing_left(self, stream: _Stream) -> str:
-        return (
-            f"{self!r}: worker {stream.world.worker} finds no sample to yield: all that it tried can't be read, or were "
-            'left out. Look into one of them, or say tail="keep" to have epochs end without'
-        )
-
-    def _hand_out(self, stream: _Stream, position: int) -> int:
-        indices, shards, numbers = self._places(stream.order, np.array([position]))
-        stream.current, stream.left_out = (indices[0], shards[0], numbers[0]), False
-        return indices[0]
-
-    def _count_bad(self, stream: _Stream, index: int, place: tuple[str, int], reason: Any) -> None:
-        stream.bad += 1
-        stream.bad_in_row += 1
-        shard = stream.current[1] if stream.current[0] == index else self._locate(index)[0]
-        if shard not in stream.told:
-            stream.told.add(shard)
-            logger.warning(
-                "left out: %s (told once a shard; RetSample.missing_* tells all)", _told(place, str(reason))
-            )
-        if stream.bad_in_row >= self.max_bad_in_row:
-            raise TooManyBad(
-                f"{self!r}: {stream.bad_in_row} bad samples in a row, at last: {_told(place, str(reason))}. "
-                "See what is wrong with them, or raise max_bad_in_row"
-            )
-        if stream.seen >= _JUDGED_AFTER and stream.bad > self.max_bad_fraction * stream.seen:
-            raise TooManyBad(
-                f"{self!r}: {stream.bad} of {stream.seen} samples were bad, more than max_bad_fraction="
-                f"{self.max_bad_fraction}; at last: {_told(place, str(reason))}"
-            )
-
-
-def _told(place: tuple[str, int], what: str) -> str:
-    """What happened to a sample, with its place unless that is told already."""
-    return what if place[0] in what else f"{place[0]}: sample {place[1]}: {what}"
