@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ _SHOWN = 5  # batches printed
 
 def main(out: str) -> int:
     """Pack the photographs into `out`, read one epoch back, write the contact sheet; returns the exit status."""
-    from flows.cli import run_job
+    from flows.cli import NAME, run_job
+    from flows.parameters import command_line
     from flows.photos import make_photos
 
     out = os.path.abspath(out)
@@ -30,15 +33,13 @@ def main(out: str) -> int:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     _say(f"   {len(records)} records: captions, editing pairs, interleaved texts, text alone\n")
 
-    _say(
-        f"2. shardflow prepare --source {os.path.join(source, 'records.jsonl')} --output {dataset} --max-samples 20"
-    )
     parameters = {
         "source": os.path.join(source, "records.jsonl"),
         "output": dataset,
         "max_samples": 20,
         "max_bad_fraction": 0.0,
     }
+    _say(f"2. {command()}{command_line('prepare', parameters).removeprefix(NAME)}")
     status = run_job("prepare", parameters)
     if status:
         return status
@@ -60,18 +61,38 @@ def main(out: str) -> int:
             ("loose photographs and records", source),
             ("shards, indexes, meta.json", dataset),
             ("a page to look at: open it in a browser", sheet),
-            ("look into a shard", f"shardflow show {os.path.join(dataset, 'shard-000000.tar')}"),
-            ("one sample of it", f"shardflow show '{os.path.join(dataset, 'shard-000000.tar')}#0'"),
         ],
     )
+    shard = _seen_from_here(os.path.join(dataset, "shard-000000.tar"))
+    _say("\nLook into a shard, and at one sample of it:")
+    _say(f"  {command()} show {shlex.quote(shard)}")
+    _say(f"  {command()} show {shlex.quote(shard + '#0')}")
     return 0
 
 
+def command() -> str:
+    """How ``shardflow`` of this installation is started from a shell as it is: in a venv it may not be on PATH."""
+    script = os.path.join(os.path.dirname(sys.executable), "shardflow")
+    found = shutil.which("shardflow")
+    if not os.path.exists(script):
+        return "shardflow" if found else f"{shlex.quote(sys.executable)} -m flows.cli"
+    if found and os.path.samefile(found, script):
+        return "shardflow"
+    return shlex.quote(_seen_from_here(script))
+
+
+def _seen_from_here(path: str) -> str:
+    """A path below the working directory as a relative one."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
 def _read_epoch(dataset: str) -> list[dict[str, Any]]:
-    from loader import SampleDataset, ShardedDataLoader
+    from flows.demo_dataset import DemoDataset
+    from loader import ShardedDataLoader
 
     loader = ShardedDataLoader(
-        SampleDataset(dataset, seed=SEED), batch_size=BATCH, num_workers=WORKERS, collate_fn=list, tail="keep"
+        DemoDataset(dataset, seed=SEED), batch_size=BATCH, num_workers=WORKERS, collate_fn=list, tail="keep"
     )
     samples: list[dict[str, Any]] = []
     started = time.perf_counter()
@@ -101,15 +122,7 @@ def _cards(samples: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[Any],
         document = sample[".json"]
         details = {**document.get("metadata", {}), **document.get("caption_all", {})}
         shown = {name: ", ".join(map(str, v)) if isinstance(v, list) else v for name, v in details.items()}
-        yield sample["__key__"], document["caption"], _images(sample), shown
-
-
-def _images(sample: dict[str, Any]) -> list[Any]:
-    pictures: list[Any] = []
-    for extension, value in sample.items():
-        if extension in (".jpg", ".png", ".webp"):
-            pictures += value if isinstance(value, list) else [value]
-    return pictures
+        yield sample["__key__"], document["caption"], sample["pictures"], shown
 
 
 def _say(text: str) -> None:
