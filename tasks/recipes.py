@@ -162,7 +162,8 @@ def resolve(name: str, folder: str = "") -> Recipe:
     module_name, separator, path = name.partition(":")
     if not (separator and _dotted(module_name) and _dotted(path)):
         raise BadConfig(f"recipe is {name!r}: 'default' or 'module:function' was expected")
-    places = [place for place in (folder, os.getcwd()) if place and os.path.isdir(place)]
+    folders = (os.path.abspath(place) for place in (folder, os.getcwd()) if place and os.path.isdir(place))
+    places = list(dict.fromkeys(folders))
     for place in places:
         if place not in sys.path:
             sys.path.append(place)

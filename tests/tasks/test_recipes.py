@@ -212,6 +212,11 @@ def test_own_recipe_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "my_recipe_e.py").write_text("def (\n")
     with pytest.raises(BadConfig, match="no module 'my_recipe_x' on the import path or in /"):
         resolve("my_recipe_x:run", str(tmp_path))
+    with pytest.raises(BadConfig, match=rf"path or in {tmp_path}$"):  # also the working directory: named once
+        resolve("my_recipe_x:run", f"{tmp_path}/")
+    (tmp_path / "configs").mkdir()
+    with pytest.raises(BadConfig, match=rf"path or in {tmp_path}/configs or {tmp_path}$"):
+        resolve("my_recipe_x:run", str(tmp_path / "configs"))
     with pytest.raises(BadConfig, match="importing 'my_recipe_c' failed: No module named 'no_such_module"):
         resolve("my_recipe_c:run", str(tmp_path))
     with pytest.raises(BadConfig, match="importing 'my_recipe_d' failed: ZeroDivisionError"):
