@@ -9,11 +9,14 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import run_name
+
+_LONGEST = 100  # characters of a run's name
 
 
 def _name() -> str:
-    return run_name("warmup", flow_run.parameters["patterns"])
+    """The patterns as they are given: of ``demo/*`` no part alone says anything."""
+    name = f"warmup {flow_run.parameters['patterns']}"
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 @flow(name="warmup", flow_run_name=_name, persist_result=False)

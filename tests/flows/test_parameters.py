@@ -4,6 +4,7 @@ import inspect
 import shlex
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +141,25 @@ def test_every_field_has_its_option() -> None:
 
 def test_names_of_runs() -> None:
     assert run_name("prepare", "", "s3://bucket/jobs/photos.yaml", "") == "prepare photos.yaml"
-    assert run_name("warmup") == "warmup"
+    assert run_name("pack") == "pack"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name"),
+    [
+        ("demo/*", "warmup demo/*"),
+        ("text2image/*,/data/photos", "warmup text2image/*,/data/photos"),
+        ("x" * 200, f"warmup {'x' * 92}…"),
+    ],
+)
+def test_a_warmup_is_called_by_its_patterns(
+    patterns: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    module = importlib.import_module("flows.warmup")
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters={"patterns": patterns}))
+    assert module._name() == name
 
 
 @pytest.mark.parametrize(
