@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from flows.report import StepReport, redactor
 from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError
-from loader.gen_meta import TarReport, gen_meta_one, list_tars, reason, save_meta
-from loader.meta import ShardMeta
+from loader.gen_meta import TarReport, check_writable, gen_meta_one, list_tars, reason, save_meta, untouched
+from loader.meta import ShardMeta, meta_address
 from loader.pool import Pool, processes
 from loader.progress import human_size, human_time
 from loader.registry import load_registry
@@ -229,10 +229,13 @@ def _gen_meta(
 ) -> tuple[StepReport, list[TarReport]]:
     began = time.monotonic()
     redact = redactor(storage_options)
+    tars = list_tars(root, storage_options)
+    target = meta_address(meta_save_path or root)
+    check_writable(target)
     work = Work(
         kind="gen_meta",
         unit="tars",
-        items=list_tars(root, storage_options),
+        items=tars,
         function=gen_meta_one,
         arguments=(root, storage_options, *choices),
         label=lambda address: storage.relative(address, root),
@@ -243,18 +246,23 @@ def _gen_meta(
     results, failures = run(work, n_jobs)
     reports: list[TarReport] = sorted(results, key=lambda report: report.path)
     built = sum(report.index != "fresh" for report in reports)
+    unsaved = sum(report.index == "unsaved" for report in reports)
     skipped = sum(count for report in reports for count, _ in report.skipped.values())
     facts = [
         ("dataset", root),
         ("tars", f"{len(reports) + len(failures):,}, {len(failures):,} of them failed"),
         ("samples", f"{sum(report.num_samples for report in reports):,}"),
         ("size", human_size(sum(report.size for report in reports))),
-        ("indexes", f"{built:,} built, {len(reports) - built:,} were there"),
+        (
+            "indexes",
+            f"{built:,} built, {len(reports) - built:,} were there"
+            + (f", {unsaved:,} could not be saved: see --index_root" if unsaved else ""),
+        ),
     ]
     if skipped:
         facts.append(("in no sample", f"{skipped:,} members: `shardflow show` names them"))
     if failures:
-        facts.append(("meta", "left as it was"))
+        facts.append(("meta", f"{target}: {untouched(target, storage_options)}"))
     else:
         facts.append(("meta", save_meta(root, reports, meta_save_path, storage_options)))
     facts.append(("time", human_time(time.monotonic() - began)))

@@ -53,10 +53,14 @@ class TarReport:
 
 @dataclass
 class Outcome:
-    """A finished gen_meta: reports by path; `failures` maps a path to what is wrong with it."""
+    """A finished gen_meta: reports by path; `failures` maps a path to what is wrong with it.
+
+    `untouched` says what has become of meta.json where some failed: see there.
+    """
 
     root: str
     meta: str
+    untouched: str = ""
     reports: dict[str, TarReport] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -202,7 +206,14 @@ def gen_meta(
     outcome.failures = dict(sorted(outcome.failures.items()))
     if outcome.written:
         save_meta(root, outcome.reports.values(), meta_save_path, storage_options)
+    else:
+        outcome.untouched = untouched(outcome.meta, storage_options)
     return outcome
+
+
+def untouched(meta: str, storage_options: StorageOptions | None = None) -> str:
+    """What has become of the meta.json at `meta` when tars failed."""
+    return "left as it was" if storage.exists(meta, storage_options) else "not written"
 
 
 def reason(error: Exception, address: str) -> str:
@@ -215,6 +226,20 @@ def reason(error: Exception, address: str) -> str:
     return text if known else f"{type(error).__name__}: {text}"
 
 
+def check_writable(meta: str) -> None:
+    """PermissionError, before hours of reading, if a local meta.json could not be written in the end."""
+    if not storage.is_local(meta):
+        return
+    folder = os.path.dirname(storage.local_path(meta))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"{meta} can't be written: {folder} is read-only. Put it elsewhere with --meta_save_path, and the "
+            "indexes with --index_root"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``gen_meta``."""
     options = _parser().parse_args(arguments)
@@ -225,7 +250,7 @@ def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     root = storage.normalise(options.dir)
     tars = list_tars(root)
-    _check_writable(meta_address(options.meta_save_path or root))
+    check_writable(meta_address(options.meta_save_path or root))
     with contextlib.suppress(PermissionError):
         storage.sweep(root, _ABANDONED)
     with progress("gen_meta", len(tars)) as shown:
@@ -248,20 +273,6 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if outcome.written else 1
 
 
-def _check_writable(meta: str) -> None:
-    """PermissionError, before hours of reading, if a local meta.json could not be written in the end."""
-    if not storage.is_local(meta):
-        return
-    folder = os.path.dirname(storage.local_path(meta))
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(
-            f"{meta} can't be written: {folder} is read-only. Put it elsewhere with --meta_save_path, and the "
-            "indexes with --index_root"
-        )
-
-
 def show_outcome(outcome: Outcome, seconds: float) -> None:
     """Print the short tables that a command ends with, and on stderr what to do about failures."""
     reports = outcome.reports.values()
@@ -281,7 +292,7 @@ def show_outcome(outcome: Outcome, seconds: float) -> None:
             "indexes",
             f"{indexes['built'] + indexes['unsaved']:,} built, {indexes['fresh']:,} were there{unsaved}",
         ),
-        ("meta", outcome.meta if outcome.written else f"{outcome.meta}: left as it was"),
+        ("meta", outcome.meta if outcome.written else f"{outcome.meta}: {outcome.untouched}"),
         ("time", human_time(seconds)),
     ]
     table("", ["gen_meta", ""], facts)
@@ -290,8 +301,8 @@ def show_outcome(outcome: Outcome, seconds: float) -> None:
     if outcome.failures:
         complain(
             "gen_meta",
-            f"{len(outcome.failures)} of {len(reports) + len(outcome.failures)} tars failed, so meta.json was left "
-            "as it was. Repair or remove them and run gen_meta again: what is done is kept",
+            f"{len(outcome.failures)} of {len(reports) + len(outcome.failures)} tars failed, so meta.json was "
+            f"{outcome.untouched}. Repair or remove them and run gen_meta again: what is done is kept",
         )
 
 

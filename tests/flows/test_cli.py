@@ -136,6 +136,28 @@ def test_failures_are_1_and_name_the_way_on(
         assert "Traceback" not in done.stderr
 
 
+def test_gen_meta_says_what_became_of_meta_json(tmp_path: Path, shardflow: Command) -> None:
+    (tmp_path / "bad.tar").write_bytes(b"no tar" * 500)
+    assert f"{tmp_path}/meta.json: not written" in shardflow("gen-meta", str(tmp_path), "--direct").stdout
+    (tmp_path / "meta.json").write_text("{}")
+    assert f"{tmp_path}/meta.json: left as it was" in shardflow("gen-meta", str(tmp_path), "--direct").stdout
+
+
+def test_gen_meta_of_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows.cli import main
+
+    (tmp_path / "a.tar").write_bytes(bytes(10240))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert main(["gen-meta", str(tmp_path), "--direct"]) == 1
+    assert capsys.readouterr().err == (
+        f"shardflow gen-meta: {tmp_path}/meta.json can't be written: {tmp_path} is read-only. Put it elsewhere with "
+        "--meta_save_path, and the indexes with --index_root\n"
+    )
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -301,9 +301,14 @@ def test_the_command_fails_for_a_bad_tar(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.count("the file ends there") == 20
     assert "... and 5 more" in done.stdout
-    assert "meta.json: left as it was" in done.stdout
-    assert done.stderr.startswith("gen_meta: 25 of 30 tars failed, so meta.json was left as it was.")
+    assert "meta.json: not written" in done.stdout
+    assert done.stderr.startswith("gen_meta: 25 of 30 tars failed, so meta.json was not written. Repair")
     assert not (tmp_path / "meta.json").exists()
+    (tmp_path / "meta.json").write_text("{}")
+    done = run(str(tmp_path))
+    assert "meta.json: left as it was" in done.stdout
+    assert done.stderr.startswith("gen_meta: 25 of 30 tars failed, so meta.json was left as it was. Repair")
+    assert (tmp_path / "meta.json").read_text() == "{}"
     assert (tmp_path / "shard-000029.tar.index").exists()
 
 
