@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loader.checker import check_resume
     from loader.data_handler import default_handlers, make_handlers
-    from loader.data_loader import ShardedDataLoader, gather_state
+    from loader.data_loader import EpochDataLoader, ShardedDataLoader, gather_state
     from loader.datasets import ImageTextDataset, InterleavedDataset, SampleDataset, TextDataset
     from loader.errors import ShardflowError
     from loader.filters import Filters
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DataStatus": "indexed_tar_dataset",
+    "EpochDataLoader": "data_loader",
     "Filters": "filters",
     "ImageTextDataset": "datasets",
     "IndexedTar": "indexed_tar",
@@ -50,6 +51,7 @@ _HOMES = {
 
 __all__ = [
     "DataStatus",
+    "EpochDataLoader",
     "Filters",
     "ImageTextDataset",
     "IndexedTar",

@@ -60,6 +60,9 @@ class ShardedDataLoader(DataLoader[Any]):
         self._slots: list[Slots] = []
         collate_fn = collate_fn or (collate if batch_size is not None else default_convert)
         super().__init__(own, batch_size, num_workers=num_workers, collate_fn=collate_fn, **arguments)
+        # Accelerate's prepare would split what is split already, and most samples of some ranks would never come: by
+        # this it takes the loader as it is.
+        self._is_accelerate_prepared = True
 
     @property
     def indexed(self) -> IndexedTarDataset:
@@ -166,6 +169,32 @@ class ShardedDataLoader(DataLoader[Any]):
         return {**self.__dict__, "_iterator": None, "_slots": []}  # what belongs to running workers
 
 
+class EpochDataLoader(ShardedDataLoader):
+    """A ShardedDataLoader for trainers that count epochs and batches themselves, as Lightning's does.
+
+    Restored in mid-epoch, `len` is that of the whole epoch, with the batches that the trainer has had (the iteration
+    gives those that remain); restored at the end of one, the next iteration is the next epoch. An iteration
+    begins with its first batch, and `set_epoch` is found where such trainers look for it: at the `sampler`.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.sampler.set_epoch = self.set_epoch  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        state = self.indexed.resumed()
+        schedule, progress = self.indexed.plan()
+        before = progress.batches
+        if not before and state is not None and state.run is not None:  # in another world
+            before = min((rank.batches for rank in state.run.ranks), default=0)
+        return before + self._left(schedule, progress)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self.indexed.resumed() is not None and not self._left(*self.indexed.plan()):
+            self._next_epoch()
+        yield from super().__iter__()
+
+
 def collate(samples: list[Any]) -> Any:
     """torch's `default_collate`; RetSamples give one of columns, where places and what is missing stay lists."""
     if not samples or not isinstance(samples[0], RetSample):
@@ -216,4 +245,4 @@ def gather_state(loader: ShardedDataLoader, group: Any = None) -> dict[str, Any]
     return merge_states(State.from_dict(state) for state in states).to_dict()
 
 
-__all__ = ["ShardedDataLoader", "collate", "gather_state"]
+__all__ = ["EpochDataLoader", "ShardedDataLoader", "collate", "gather_state"]

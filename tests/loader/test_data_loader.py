@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from made_up import Numbers, made_up
 from simulated import SimulatedLoader
 
-from loader.data_loader import ShardedDataLoader
+from loader.data_loader import EpochDataLoader, ShardedDataLoader
 from loader.errors import StateMismatch, TooManyBad
 from loader.schedule import Schedule
 from loader.state import State, merge_states
@@ -447,6 +447,58 @@ def test_an_epoch_is_over_after_its_last_batch_even_if_nobody_asks_for_more(root
     assert got == wanted
     loader.set_epoch(2)  # the one that was just delivered, once more
     assert list(loader) == wanted[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trainer_that_counts_epochs_and_batches_itself(root: Path, workers: int) -> None:
+    """As Lightning does it: len and iter once at the start, then set_epoch at the sampler, and len batches an epoch."""
+
+    class Simulated(SimulatedLoader, EpochDataLoader):
+        pass
+
+    def loader() -> Simulated:
+        return Simulated(case.dataset(root, 0), 4, num_workers=workers, collate_fn=list)
+
+    case = Case((10, 10, 10), bad=frozenset({4, 5}))
+    reference = SimulatedLoader(case.dataset(root, 0), 4, num_workers=workers, collate_fn=list)
+    wanted = [list(reference) for _ in range(3)]
+
+    def train(epoch: int = 0, done: int = 0, state: Any = None, stop: int = 10**6) -> tuple[list[Any], Any]:
+        got: list[Any] = []
+        trained = loader()
+        if state is not None:
+            trained.load_state_dict(state)
+        batches = iter(trained)
+        length = len(trained)
+        assert length == len(wanted[0])
+        for number in range(epoch, 3):
+            trained.sampler.set_epoch(number)  # type: ignore[attr-defined]
+            while done < length:
+                got.append(next(batches))
+                done += 1
+                if len(got) == stop:
+                    return got, (number, done, through_json(trained.state_dict()))
+            done, batches = 0, iter(trained)
+        return got, None
+
+    whole = [batch for epoch in wanted for batch in epoch]
+    assert train()[0] == whole
+    for stop in range(1, len(whole)):
+        head, (epoch, done, state) = train(stop=stop)
+        if done == len(wanted[0]):  # at the end of an epoch: with the loader's state, or without
+            assert head + train(epoch + 1)[0] == whole
+            epoch, done = epoch + 1, 0
+        assert head + train(epoch, done, state)[0] == whole
+    # In another world, len is what the trainer has had and what remains.
+    head, (_, done, state) = train(stop=3)
+    other = EpochDataLoader(case.dataset(root, 0), 2, collate_fn=list)
+    other.load_state_dict(state)
+    assert len(other) == 3 + 9 == done + len(list(other))
+
+
+def test_accelerate_is_told_that_there_is_nothing_to_prepare(root: Path) -> None:
+    """It would split once more what is split already."""
+    assert SimulatedLoader(Case((3,)).dataset(root, 0))._is_accelerate_prepared
 
 
 def test_set_epoch_on_the_dataset_that_was_given(root: Path) -> None:
