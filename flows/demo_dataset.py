@@ -7,6 +7,7 @@ from typing import Any
 from loader.data_handler import IMAGE_EXTENSIONS, handler_for
 from loader.datasets import SampleDataset
 from loader.indexed_tar import IndexedTarSamples
+from loader.sample import split_number
 
 
 class DemoDataset(SampleDataset):
@@ -20,7 +21,7 @@ class DemoDataset(SampleDataset):
         sample: dict[str, Any] = {"__key__": shard.key(i), "pictures": []}
         for _, extension, data in shard.members(i):
             value = handler_for(extension, shard.handlers)(data)
-            if extension in IMAGE_EXTENSIONS:
+            if split_number(extension)[1] in IMAGE_EXTENSIONS:
                 sample["pictures"].append(value)
             else:
                 sample[extension] = value

@@ -152,7 +152,7 @@ class ImageTextDataset(SampleDataset):
     `captions`: where the text is found, and with what chance each is taken, such as ``{"caption": 0.7,
     "caption_all.instruction": 0.3}``; see `loader.captions`. Which one follows from seed, epoch and the sample's
     number alone, on any world. ``<image_n>`` is taken out of it. A sample without text, or with another number of
-    pictures than one, is a bad sample. Other arguments as for `SampleDataset`; the extensions that are read by
+    pictures than one, is a bad sample (``extensions=[".0.jpg", ".json"]`` reads the first alone). Other arguments as for `SampleDataset`; the extensions that are read by
     default are those of pictures, ``.json``, and what `captions` names.
     """
 

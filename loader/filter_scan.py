@@ -29,6 +29,7 @@ from loader.fields import nearest, paths
 from loader.filters import DEFAULT_CACHE, Facts, Rules, Size
 from loader.indexed_tar import IndexedTar
 from loader.pool import Pool, processes
+from loader.sample import split_number
 from loader.selection import Ints, Selection
 from loader.shards import ShardTable
 from loader.storage import StorageOptions
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 Select: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
-_VERSION = 1  # of the rules' meaning and of the cache's files
+_VERSION = 2  # of the rules' meaning and of the cache's files
 _HEAD = 4096  # bytes of a picture that are looked at first
 _WORTH_TELLING = 200_000  # samples
 
@@ -201,7 +202,11 @@ class _Reader:
         self.tar = tar
         extensions = tar.index.extensions
         self._texts = {code: name for code, name in enumerate(extensions) if name in task.texts}
-        self._pictures = {code for code, name in enumerate(extensions) if name in task.pictures}
+        self._pictures = {
+            code
+            for code, name in enumerate(extensions)
+            if name in task.pictures or split_number(name)[1] in task.pictures
+        }
 
     def read(self, i: int) -> tuple[dict[str, Any], list[int]]:
         """A sample's text members as a sample holds them, and the numbers of the members that are its pictures."""

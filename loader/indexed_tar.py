@@ -21,7 +21,7 @@ from loader.errors import (
 )
 from loader.index import Index
 from loader.indexing import build, check_fresh, ensure_index
-from loader.sample import clean_name
+from loader.sample import clean_name, split_number
 from loader.storage import StorageOptions
 from loader.tar import TarMap
 
@@ -259,7 +259,8 @@ class IndexedTarSamples(_Closing):
     their numbers, one gives the value itself.
 
     `handlers` add to or replace `data_handler.default_handlers` for this object alone. `extensions`: read only
-    these members (``[".txt"]`` never touches a picture). `decode=False` gives bytes. `allow_pickle`: let
+    these members (``[".txt"]`` never touches a picture); ``.jpg`` also means ``.0.jpg``, ``.1.jpg``, …, which keep
+    their names, and never ``.seg.jpg``. `decode=False` gives bytes. `allow_pickle`: let
     ``.pickle`` and object arrays load, which runs code from the tar. Other arguments as for `IndexedTar`.
 
     BadSample, naming shard, key and extension, for what can't be decoded.
@@ -296,10 +297,17 @@ class IndexedTarSamples(_Closing):
         # extension number → (extension, handler), None where it isn't wanted: looked up once, not a sample
         self._wanted: list[tuple[str, Handler] | None] = [
             (extension, handler_for(extension, self.handlers))
-            if self.selected is None or extension in self.selected
+            if self.selected is None
+            or extension in self.selected
+            or split_number(extension)[1] in self.selected
             else None
             for extension in table
         ]
+        # extension number → the number that it begins with, or -1; None if there is nothing to put in order, as where
+        # names are numbered the other way, "k-0.jpg": then the index has them in order
+        numbers = [split_number(extension)[0] for extension in table]
+        ordered = self.index.grouping == "numbered" or max(numbers, default=-1) < 0
+        self._numbers = None if ordered else numbers
 
     def __reduce__(self) -> tuple[Callable[..., IndexedTarSamples], tuple[Any, ...]]:
         return _reopen_samples, (self.tar, *self._arguments)
@@ -343,8 +351,12 @@ class IndexedTarSamples(_Closing):
     def members(self, i: int) -> list[tuple[str, str, bytes]]:
         """(name, extension, bytes) of the wanted members of a sample: its own first, then images by number."""
         index, found = self.index, []
-        for member in index.members(_place(i, len(self), self.path, "sample")):
+        members: Sequence[int] = index.members(_place(i, len(self), self.path, "sample"))
+        for member in members:
             index.member_extension(member)  # checked here
+        if (numbers := self._numbers) is not None:
+            members = sorted(members, key=lambda member: numbers[index.extension[member]])
+        for member in members:
             entry = self._wanted[index.extension[member]]
             if entry is not None:
                 found.append((index.member_name(member), entry[0], self.tar.read(member)))

@@ -13,6 +13,8 @@ The rules (the whole of them; docs/format.md shows them with examples):
   numbers. It holds for a whole tar or not at all, and only if every stem that ends in ``-<number>`` fits: it
   has one member, ``K`` holds no hyphen in its base name and has exactly one member of its own, ``K.json``, and
   the numbers of K run 0, 1, 2, … without a gap. Otherwise hyphens mean nothing (``plain``).
+* A number at the front of an extension tells members of one kind apart: ``K.0.jpg``, ``K.1.png``, … are images of
+  ``K``, in the order of their numbers. Each keeps the extension that it has.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from loader.errors import BadTar
 GROUPINGS = ("auto", "numbered", "plain")
 
 _NUMBERED = re.compile(r"(?s)(.*)-(0|[1-9][0-9]{0,8})\Z")
+_NUMBERED_EXTENSION = re.compile(r"(?s)\.([0-9]{1,9})(\..+)\Z")
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
@@ -47,6 +50,12 @@ def split_name(name: str) -> tuple[str, str]:
     if dot < 0:
         return name, ""
     return name[:dot], name[dot:]
+
+
+def split_number(extension: str) -> tuple[int, str]:
+    """``.0.jpg`` → (0, ``.jpg``); an extension that begins with no number → (-1, itself)."""
+    numbered = _NUMBERED_EXTENSION.match(extension)
+    return (int(numbered[1]), numbered[2]) if numbered else (-1, extension)
 
 
 def why_no_sample(name: str) -> str | None:

@@ -275,6 +275,26 @@ def test_only_pictures_that_are_read_are_measured(tmp_path):
         ImageTextDataset(path, extensions=["seg.PNG", ".txt"], filters={"height": (30, None)})
 
 
+def test_pictures_numbered_by_extension(tmp_path):
+    sides = range(20, 32)
+    text = "".join(f"<image_{n}>" for n in reversed(range(12)))
+    members = [(f"k.{n}.jpg", encoded(photo(side, side))) for n, side in enumerate(sides)]
+    members += [("k.0.seg.png", b"no picture"), ("k.json", json.dumps({"caption": text}).encode())]
+    path = make_tar(tmp_path / "x.tar", sorted(members))  # .10.jpg before .2.jpg
+    (sample,) = InterleavedDataset(path, on_bad="raise", images="array")
+    assert [part.shape[0] for part in sample["segments"]] == [*reversed(sides)]
+    (sample,) = SampleDataset(path, extensions=[".jpg"])
+    assert [sample[f".{n}.jpg"].height for n in range(12)] == [*sides] and len(sample) == 13
+    (sample,) = ImageTextDataset(path, extensions=[".10.jpg", ".json"], on_bad="raise")
+    assert sample["image"].height == 30 and sample["text"] == ""
+    with pytest.raises(BadSample, match="12 pictures, one was expected"):
+        list(ImageTextDataset(path, on_bad="raise"))
+    for kind in (ImageTextDataset, SampleDataset):
+        assert len(kind(path, filters={"height": (20, None)})) == 1
+        with pytest.raises(BadConfig, match="none of the 1 samples"):
+            kind(path, filters={"height": (21, None)})
+
+
 # -- interleaved
 
 

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from strategies import samples, tar_members
 from tarmaker import END, by_tarfile, member
+from tars import make_tar
 
 from loader import storage
 from loader.data_handler import read_bytes
@@ -376,6 +377,20 @@ def test_extensions_leave_the_others_untouched(path: str, monkeypatch: pytest.Mo
         assert tar[0] == {"__key__": "a"} and tar.extensions == ()
     with pytest.raises(ValueError, match=r"a list such as \['\.txt'\]"):
         IndexedTarSamples(path, extensions=".txt")
+
+
+def test_numbered_extensions_are_meant_by_their_kind(tmp_path: Path) -> None:
+    names = ["k.10.jpg", "k.9.JPG", "k.seg.jpg", "k.0.seg.jpg", "k.2.png", "k.json", "k.jpg"]
+    path = make_tar(tmp_path / "x.tar", [(name, b"{}") for name in names])
+    for wanted, found in (
+        ([".jpg"], ["k.jpg", "k.9.JPG", "k.10.jpg"]),
+        ([".seg.jpg"], ["k.seg.jpg", "k.0.seg.jpg"]),
+        ([".9.jpg", ".png"], ["k.2.png", "k.9.JPG"]),
+        (None, ["k.seg.jpg", "k.json", "k.jpg", "k.0.seg.jpg", "k.2.png", "k.9.JPG", "k.10.jpg"]),
+    ):
+        with IndexedTarSamples(path, extensions=wanted, decode=False) as tar:
+            assert [name for name, _, _ in tar.members(0)] == found
+            assert {e for _, e, _ in tar.members(0)} == set(tar[0]) - {"__key__"} == set(tar.extensions)
 
 
 def shout(data: bytes) -> str:

@@ -21,6 +21,7 @@ from loader.sample import (
     clean_name,
     group,
     split_name,
+    split_number,
     why_no_sample,
 )
 
@@ -57,6 +58,26 @@ def grouped(names: list[str], grouping: str = "auto") -> dict[str, list[str]]:
 )
 def test_a_base_name_splits_at_its_first_dot(name: str, key: str, extension: str) -> None:
     assert split_name(name) == (key, extension)
+
+
+@pytest.mark.parametrize(
+    ("extension", "number", "kind"),
+    [
+        (".0.jpg", 0, ".jpg"),
+        (".10.seg.png", 10, ".seg.png"),
+        (".007.jpg", 7, ".jpg"),
+        (".jpg", -1, ".jpg"),
+        (".seg.0.jpg", -1, ".seg.0.jpg"),
+        (".0jpg", -1, ".0jpg"),
+        (".0", -1, ".0"),
+        (".0.", -1, ".0."),
+        (".1234567890.jpg", -1, ".1234567890.jpg"),
+        (".².jpg", -1, ".².jpg"),
+        ("", -1, ""),
+    ],
+)
+def test_an_extension_may_begin_with_a_number(extension: str, number: int, kind: str) -> None:
+    assert split_number(extension) == (number, kind)
 
 
 @given(member_names())
