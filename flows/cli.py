@@ -211,8 +211,8 @@ def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=_TYPES.get(field.name, str),
-            choices=("skip", "raise") if field.name == "on_error" else None,
-            metavar=None if field.name == "on_error" else _METAVARS.get(field.type, "TEXT"),
+            choices=field.choices or None,
+            metavar=None if field.choices else _METAVARS.get(field.type, "TEXT"),
             help=_described(field).replace("%", "%%"),
         )
 

@@ -32,6 +32,7 @@ UNSET: dict[str, Any] = {
     "on_error": CONFIGURED,
     "max_bad_fraction": -1.0,
     "key_prefix": "",
+    "image_names": CONFIGURED,
     "n_jobs": -1,
     "recipe_folder": "",
 }

@@ -30,6 +30,7 @@ def prepare(
     on_error: Literal["as configured", "skip", "raise"] = CONFIGURED,
     max_bad_fraction: Annotated[float, Field(ge=-1, le=1)] = -1.0,
     key_prefix: str = "",
+    image_names: Literal["as configured", "numbered", "extension"] = CONFIGURED,
     n_jobs: Annotated[int, Field(ge=-1)] = -1,
     recipe_folder: str = "",
 ) -> Any:

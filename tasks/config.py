@@ -25,8 +25,8 @@ _PREFIX = re.compile(r"[A-Za-z0-9_]{0,64}")  # in a key: no '.', '-' or '/', and
 _PATHS = ("source", "output", "image_root", "recipe_folder")
 
 
-def _about(text: str, default: Any = MISSING, hidden: bool = False) -> Any:
-    return field(default=default, repr=not hidden, metadata={"description": text})
+def _about(text: str, default: Any = MISSING, hidden: bool = False, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, repr=not hidden, metadata={"description": text, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class PackConfig:
         "Bytes at which a shard ends early and the rest of its rows goes on in shard-NNNNNN_001.tar.", 1 << 30
     )
     on_error: str = _about(
-        "A record that cannot be packed: 'skip' leaves it out and reports it, 'raise' ends the run.", "skip"
+        "A record that cannot be packed: 'skip' leaves it out and reports it, 'raise' ends the run.",
+        "skip",
+        choices=("skip", "raise"),
     )
     max_bad_fraction: float = _about(
         "Share of all records, 0 to 1, that may be left out; above it the run ends with an error.", 0.05
@@ -59,6 +61,12 @@ class PackConfig:
         "Put before each sample's number in its key: letters, digits and '_', to keep the keys of several "
         "datasets apart.",
         "",
+    )
+    image_names: str = _about(
+        "How images are named: 'numbered' for key-0.jpg, key-1.png; 'extension' for key.jpg, or key.0.jpg and "
+        "key.1.png if there are several, which any WebDataset reader takes for one sample.",
+        "numbered",
+        choices=("numbered", "extension"),
     )
     n_jobs: int = _about("Processes at work; 0 for all cores.", 0)
     storage_options: Mapping[str, Any] | None = _about(
@@ -78,7 +86,9 @@ class PackConfig:
 
     def __post_init__(self) -> None:
         for entry in _fields(self):
-            _check_type(entry.name, getattr(self, entry.name), str(entry.type))
+            value, choices = getattr(self, entry.name), entry.metadata["choices"]
+            _check_type(entry.name, value, str(entry.type))
+            _check(not choices or value in choices, entry.name, value, " or ".join(map(repr, choices)))
         for name in ("source", "output"):
             if not getattr(self, name):
                 raise BadConfig(f"{name} is empty: a path or URL was expected")
@@ -91,7 +101,6 @@ class PackConfig:
         _check(self.max_samples >= 1, "max_samples", self.max_samples, "at least 1")
         _check(self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1")
         _check(self.n_jobs >= 0, "n_jobs", self.n_jobs, "a number of processes, or 0 for all cores")
-        _check(self.on_error in ("skip", "raise"), "on_error", self.on_error, "'skip' or 'raise'")
         _check(0 <= self.max_bad_fraction <= 1, "max_bad_fraction", self.max_bad_fraction, "from 0 to 1")
         _check(
             _PREFIX.fullmatch(self.key_prefix) is not None,
@@ -118,12 +127,19 @@ class Field(NamedTuple):
     type: str
     default: Any  # dataclasses.MISSING where there is none
     description: str
+    choices: tuple[str, ...]  # all values that it can have; empty: any
 
 
 def fields() -> list[Field]:
     """The fields in order, each with its description."""
     return [
-        Field(entry.name, str(entry.type), entry.default, entry.metadata["description"])
+        Field(
+            entry.name,
+            str(entry.type),
+            entry.default,
+            entry.metadata["description"],
+            entry.metadata["choices"],
+        )
         for entry in _fields(PackConfig)
     ]
 

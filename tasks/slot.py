@@ -132,6 +132,8 @@ class _Inputs:
             config.image_root,
             hashlib.blake2b(recipes.source_bytes(recipe), digest_size=16).hexdigest(),
         ]
+        if config.image_names != "numbered":
+            settings.append(config.image_names)
         self._hash.update(json.dumps(settings).encode())
         self._source = ""
 
@@ -224,7 +226,10 @@ class _Builder:
                 self.inputs.picture(stamp)
                 seen += 1
                 stage = "picture"
-                members.append((f"-{number}{identify(data).extension}", data))
+                extension = identify(data).extension
+                members.append(
+                    (_number(number, len(record.images), self._config.image_names) + extension, data)
+                )
             return members
         except BadSample as error:
             for place in draft.places[seen:]:
@@ -241,6 +246,13 @@ class _Builder:
         if self._config.on_error == "raise":
             raise BadSample(str(bad))
         self.bad.append(bad)
+
+
+def _number(number: int, images: int, image_names: str) -> str:
+    """What stands between key and extension of image `number` of so many."""
+    if image_names == "numbered":
+        return f"-{number}"
+    return f".{number}" if images > 1 else ""
 
 
 def _read(image: str | bytes, place: str, ready: dict[str, bytes | BadSample]) -> tuple[bytes, bytes]:

@@ -107,6 +107,7 @@ _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
             "max_samples": st.integers(1, 10**9),
             "n_jobs": st.integers(0, 500),
             "on_error": st.sampled_from(["skip", "raise"]),
+            "image_names": st.sampled_from(["numbered", "extension"]),
             "max_bad_fraction": st.floats(0, 1),
         },
     )
@@ -135,8 +136,19 @@ def test_every_field_has_its_option() -> None:
     parser = cli._parser()
     for name in ("prepare", "pack"):
         for field in packing_fields():
-            value = {"int": "5", "float": "0.5"}.get(field.type, "skip")
-            parser.parse_args([name, f"--{field.name.replace('_', '-')}", value])
+            values = field.choices or [{"int": "5", "float": "0.5"}.get(field.type, "text")]
+            for value in values:
+                parser.parse_args([name, f"--{field.name.replace('_', '-')}", value])
+
+
+@pytest.mark.parametrize("name", ["prepare", "pack"])
+def test_forms_and_fields_offer_the_same_choices(name: str) -> None:
+    import importlib
+
+    shapes = getattr(importlib.import_module(f"flows.{name}"), name).parameters.properties
+    for field in packing_fields():
+        wanted = ["as configured", *field.choices] if field.choices else None
+        assert shapes[field.name].get("enum") == wanted, field.name
 
 
 def test_names_of_runs() -> None:

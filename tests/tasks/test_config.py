@@ -71,6 +71,10 @@ def test_home_and_numbers(tmp_path: Path) -> None:
         ("source: a\noutput: b\nmax_bytes: 1.5", "max_bytes is 1.5: expected a whole number"),
         ("source: a\noutput: b\nn_jobs: -1", "n_jobs is -1"),
         ("source: a\noutput: b\non_error: stop", "on_error is 'stop': expected 'skip' or 'raise'"),
+        (
+            "source: a\noutput: b\nimage_names: dotted",
+            "image_names is 'dotted': expected 'numbered' or 'extension'",
+        ),
         ("source: a\noutput: b\nmax_bad_fraction: 1.1", "max_bad_fraction is 1.1: expected from 0 to 1"),
         ("source: a\noutput: b\nmax_bad_fraction: .nan", "max_bad_fraction is nan"),
         ("source: a\noutput: b\nkey_prefix: a-b", "key_prefix is 'a-b': expected at most 64 letters"),

@@ -272,6 +272,31 @@ def test_what_in_the_config_matters(corpus: Path, change: dict[str, Any], again:
     assert kept(dataclasses.replace(config, **change)) == again
 
 
+def test_images_named_by_extension(corpus: Path) -> None:
+    config = job(corpus, max_bytes=10_000)
+    pack.pack(config)
+    numbered = tree(out(config))
+    named = dataclasses.replace(config, image_names="extension")
+    assert kept(named) == []
+    found: list[str] = []
+    for name in sorted(tree(out(named))):
+        if name.endswith(".tar"):
+            with tarfile.open(out(named) / name) as tar:
+                found += tar.getnames()
+    assert found[:4] == ["000000000.json", "000000000.jpg", "000000001.json", "000000001.png"]
+    assert [name.partition("0020")[2] for name in found[-5:-1]] == [".json", ".0.jpg", ".1.png", ".2.webp"]
+    assert found[-1] == "000000021.json"
+    assert kept(named) == [0, 1, 2, 3, 4]
+    done = tree(out(named))
+    gen_meta(named.output)
+    assert tree(out(named)) == done
+    other = dataclasses.replace(named, output=f"{named.output}-2", n_jobs=2)
+    pack.pack(other)
+    assert tree(out(other)) == done
+    assert kept(config) == []
+    assert tree(out(config)) == numbered
+
+
 def test_fewer_shards_than_before(corpus: Path) -> None:
     config = job(corpus, max_samples=2)
     assert pack.pack(config).shards == 11
