@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import multiprocessing
 import os
 import sys
 import weakref
@@ -121,7 +122,8 @@ class IndexedTarDataset(IterableDataset[Any]):
             "allow_pickle": allow_pickle,
         }
         self._given = (rank, world_size)
-        self._inherited: tuple[int, int] | None = None
+        # Rank and world size of the process that pickled this, and its pid.
+        self._inherited: tuple[int, int, int] | None = None
         self._lru_size = lru_size
         self._shards = OpenShards(lru_size, self.open_shard)
         self._stream: Stream | None = None
@@ -381,7 +383,7 @@ class IndexedTarDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_inherited"] = process_rank() if self._given[0] is None else None
+        state["_inherited"] = (*process_rank(), os.getpid()) if self._given[0] is None else None
         for name in ("_indices", "_indices_of", "_copies", "_shards", "counts"):
             state.pop(name, None)
         state.update(_stream=None, _numbers=None, _urls={})
@@ -428,11 +430,22 @@ class IndexedTarDataset(IterableDataset[Any]):
         )
 
     def _world(self) -> World:
-        world = current_world(*self._given, inherited=self._inherited)
+        world = current_world(*self._given, inherited=self._of_parent())
         if self._workers is not None and world.num_workers != self._workers:
             # The main process, asking on behalf of its loader's workers.
             return World(world.rank, world.world_size, 0, self._workers)
         return world
+
+    def _of_parent(self) -> tuple[int, int] | None:
+        """Rank and world size of the process that pickled this for its worker.
+
+        Not of one further up: it may have spawned ranks, which then forked their workers.
+        """
+        if self._inherited is None:
+            return None
+        rank, world_size, pid = self._inherited
+        parent = multiprocessing.parent_process()
+        return (rank, world_size) if pid in (os.getpid(), parent and parent.pid) else None
 
     def _started(self) -> Stream:
         if self._stream is None:

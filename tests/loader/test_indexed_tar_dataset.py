@@ -218,6 +218,12 @@ def test_a_copy_by_pickle_keeps_the_rank_for_workers(root: str, monkeypatch: pyt
     with as_worker(1, 2, worker):
         assert (worker.rank, worker.world_size, worker.worker_id, worker.num_workers) == (2, 3, 1, 2)
     assert worker.world_size == 1  # no worker: what the environment says
+    # Pickled further up, by what spawned the ranks, whose workers are forked: they know better.
+    worker._inherited = (0, 1, 2**30)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with as_worker(0, 2, worker):
+        assert (worker.rank, worker.world_size) == (1, 2)
 
 
 # -- bad samples
