@@ -128,20 +128,6 @@ def test_webdataset_reads_ours(shards: list[str]) -> None:
     assert [found["png"] for found in raw] == [picture(number) for number in range(8)]
 
 
-@UNCLOSED[0]
-@UNCLOSED[1]
-def test_webdataset_sees_numbered_images_as_samples_of_their_own(tmp_path: Path) -> None:
-    # It knows no numbers: each member is there, under a key that tells whose image it is.
-    import webdataset
-
-    with ShardWriter(str(tmp_path)) as writer:
-        writer.write({"__key__": "000000000", ".json": {}, ".png": [picture(0), picture(1)]})
-    path = str(tmp_path / "shard-000000.tar")
-    read = list(webdataset.WebDataset(path, shardshuffle=False).decode("pil"))
-    assert [found["__key__"] for found in read] == ["000000000", "000000000-0", "000000000-1"]
-    assert [found["png"].size for found in read[1:]] == [(8, 6), (9, 6)]
-
-
 HUGGING_FACE = """
 import sys
 import datasets

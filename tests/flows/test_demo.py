@@ -36,7 +36,8 @@ def nearest(image: Any) -> int:
     return min(range(5), key=lambda n: sum((a - b) ** 2 for a, b in zip(pixel, COLOURS[n], strict=True)))
 
 
-def test_pictures_come_by_number_whatever_their_kinds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["-", "."])
+def test_pictures_come_by_number_whatever_their_kinds(tmp_path: Path, mark: str) -> None:
     """Picture n has colour n, and any kind."""
     chance = random.Random(3)
     samples = []
@@ -44,7 +45,7 @@ def test_pictures_come_by_number_whatever_their_kinds(tmp_path: Path) -> None:
         members = [(".json", json.dumps({"caption": f"sample {number}"}).encode())]
         for n in range(number % 6):
             extension = chance.choice(list(KINDS))
-            members.append((f"-{n}{extension}", picture(COLOURS[n], extension)))
+            members.append((f"{mark}{n}{extension}", picture(COLOURS[n], extension)))
         samples.append((f"{number:09d}", members))
     info = write_shard(str(tmp_path / "shard-000000.tar"), samples)
     write_meta(str(tmp_path), {info.path: ShardMeta(info.num_samples, info.size, info.checksum)})
