@@ -94,6 +94,10 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Answer:
+        return cls(**{**value, "cells": [Cell(**cell) for cell in value["cells"]]})
+
 
 class CheckFailed(RuntimeError):
     """A contender's output differs from the reference: its time would mean nothing."""

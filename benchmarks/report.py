@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -15,6 +15,7 @@ from typing import Any
 from harness import HERE, PEERS_PYTHON, Answer, Cell
 
 RESULTS = os.path.join(HERE, "results")
+ORDER = ("index", "open", "random", "pack")  # of the questions, on the page and in a run of all
 _OURS = ("shardflow", "numpy", "torch", "pillow", "fsspec")
 _PEERS = ("webdataset", "wids", "itar", "litdata", "mosaicml-streaming", "numpy", "torch", "pillow")
 _HEADINGS = ("against", "{unit}", "CPU s", "ratio", "spread", "target", "")
@@ -29,7 +30,7 @@ def surroundings() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "uncommitted changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -124,7 +125,8 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, "  " + _foot(answer), ""])
 
 
-def markdown(answers: Sequence[Answer], around: dict[str, Any]) -> str:
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """One page of all results, each as `write` left it."""
     parts = [
         "# Benchmark results",
         "",
@@ -132,12 +134,19 @@ def markdown(answers: Sequence[Answer], around: dict[str, Any]) -> str:
         "pairs that were run in turn, and its spread is their smallest and largest. Trust ratios over absolutes.",
         "",
     ]
-    for answer in answers:
-        parts += [f"## {answer.title}", "", _line(_headings(answer)), _line(["---"] + ["---:"] * 5 + ["---"])]
-        parts += [_line(row) for row in rows(answer)]
-        parts += ["", _foot(answer), ""]
+    for result in results:
+        for answer in (Answer.from_json(each) for each in result["answers"]):
+            parts += [f"## {answer.title}", "", _line(_headings(answer))]
+            parts += [_line(["---"] + ["---:"] * 5 + ["---"])]
+            parts += [_line(row) for row in rows(answer)]
+            parts += ["", _foot(answer), ""]
+        where = result["where"]
+        parts += [
+            f"Measured {where['date']} at commit {where['commit']}{' (with changes)' if where['changed'] else ''}.",
+            "",
+        ]
     parts += ["## Where", ""]
-    for name, value in around.items():
+    for name, value in results[-1]["where"].items() if results else ():
         shown = (
             ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
         )
@@ -149,15 +158,19 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def write(answers: Sequence[Answer], around: dict[str, Any], name: str) -> str:
-    """Write results/NAME.json and results/NAME.md; returns the path of the second."""
-    os.makedirs(RESULTS, exist_ok=True)
+def write(name: str, answers: Sequence[Answer], around: dict[str, Any], quick: bool) -> str:
+    """Write NAME.json, and README.md anew from all that are there, in results/ or results/quick/."""
+    folder = os.path.join(RESULTS, "quick") if quick else RESULTS
+    os.makedirs(folder, exist_ok=True)
     content = {"where": around, "answers": [answer.as_json() for answer in answers]}
-    path = os.path.join(RESULTS, name)
-    with open(path + ".json", "w") as file:
+    with open(os.path.join(folder, name + ".json"), "w") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")
-    with open(path + ".md", "w") as file:
-        file.write(markdown(answers, around))
-    print(f"written: {path}.md and .json", file=sys.stderr)
-    return path + ".md"
+    results = []
+    for each in ORDER:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, each + ".json")) as file:
+            results.append(json.load(file))
+    page = os.path.join(folder, "README.md")
+    with open(page, "w") as file:
+        file.write(markdown(results))
+    return page

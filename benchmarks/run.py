@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     subprocess.run([os.path.join(HERE, "setup.sh")], check=True, env={**os.environ, "PYTHON": sys.executable})
     around = report.surroundings()
     corpora = Corpora(quick=args.quick)
-    answers: list[Answer] = []
-    for name in QUESTIONS if "all" in args.what else args.what:
+    unmet: list[str] = []
+    for name in report.ORDER if "all" in args.what else args.what:
+        answers: list[Answer] = []
         for question in QUESTIONS[name](corpora):
             answers.append(ask(question, args.rounds))
             print(report.text(answers[-1]), flush=True)
-    if not args.no_save:
-        name = "all" if "all" in args.what else "-".join(args.what)
-        report.write(answers, around, f"quick-{name}" if args.quick else name)
-    unmet = report.unmet(answers)
+        unmet += report.unmet(answers)
+        if not args.no_save:
+            print("written:", report.write(name, answers, around, args.quick), file=sys.stderr)
     for line in unmet:
         print(line)
     return 1 if any(line.endswith("NOT MET") for line in unmet) else 0

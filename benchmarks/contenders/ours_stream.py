@@ -1,0 +1,209 @@
+"""Our own loader in the streaming questions, through the interfaces that users have."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from common import Args, Report, Stopwatch, main
+from streams import SIZE, half, resume, run, running, same
+
+from loader.data_loader import ShardedDataLoader
+from loader.datasets import SampleDataset
+
+
+def stream_prepare(args: Args) -> Report:
+    """meta.json beside the tars, as a dataset has it."""
+    from loader.gen_meta import main as command
+
+    if command([os.path.dirname(args["tars"][0]), "--n_jobs", "1"]):
+        raise RuntimeError("gen_meta has failed")
+    return {}
+
+
+def _source(args: Args) -> Any:
+    """The folder where all its tars are meant, else the tar."""
+    return args["tars"][0] if len(args["tars"]) == 1 else os.path.dirname(args["tars"][0])
+
+
+def _loader(args: Args, dataset: Any, collate: Any) -> Any:
+    return ShardedDataLoader(dataset, args["batch"], num_workers=args["workers"], collate_fn=collate)
+
+
+def stream(args: Args) -> Report:
+    """Raw bytes."""
+    return run(
+        args,
+        lambda: _loader(args, SampleDataset(_source(args), decode=False), same),
+        running(args["samples"]),
+    )
+
+
+def _jpg(sample: Any) -> Any:
+    return sample[".jpg"]
+
+
+def _jpg_array(sample: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(sample[".jpg"])
+
+
+def decode_pillow(args: Args) -> Report:
+    """Pictures by Pillow."""
+    return _decoded(args, "pil", _jpg_array)
+
+
+def decode_array(args: Args) -> Report:
+    """Pictures by simplejpeg and torch: compared with Pillow's by the level, not by the byte."""
+    if args["check"]:
+        _check_close(args)
+        return decode_pillow(args)
+    return _decoded(args, "array", _jpg)
+
+
+def _decoded(args: Args, images: Any, transform: Any) -> Report:
+    def build() -> Any:
+        dataset = SampleDataset(
+            _source(args), images=images, resize=SIZE, extensions=[".jpg"], transform=transform
+        )
+        return _loader(args, dataset, None)
+
+    return run(args, build)
+
+
+def _check_close(args: Args) -> None:
+    """The same batches, and pictures that differ by less than one level on average."""
+    import itertools
+
+    import numpy as np
+
+    def batches(images: Any, transform: Any) -> Any:
+        dataset = SampleDataset(
+            _source(args), images=images, resize=SIZE, extensions=[".jpg"], transform=transform
+        )
+        return itertools.islice(ShardedDataLoader(dataset, args["batch"]), 4)
+
+    pairs = zip(batches("pil", _jpg_array), batches("array", _jpg), strict=True)
+    for pillow, array in pairs:
+        difference = np.abs(pillow.numpy().astype(int) - array.numpy().astype(int)).mean()
+        if difference >= 1:
+            raise RuntimeError(f"pictures differ by {difference:.2f} levels on average")
+
+
+# -- what our own code takes
+
+
+def overhead(args: Args) -> Report:
+    """Time a sample that our loader takes on top of one slice a member out of the same maps, in the same order.
+
+    The second epoch of one process: pages are mapped in both.
+    """
+    from loader.indexed_tar import IndexedTarSamples
+
+    class Places(SampleDataset):
+        """Where each sample lies."""
+
+        def make(self, shard: IndexedTarSamples, i: int, index: int, epoch: int) -> Any:
+            buffer = shard.tar.buffer
+            return buffer, [shard.index.span(member) for member in shard.index.members(i)]
+
+    loader = _loader(args, SampleDataset(_source(args), decode=False), same)
+    for _ in loader:  # maps its pages
+        pass
+    loader.set_epoch(0)
+    with Stopwatch() as whole:
+        count = sum(len(batch) for batch in loader)
+    places = [sample for batch in _loader(args, Places(_source(args)), same) for sample in batch]
+    with Stopwatch() as bare:
+        for start in range(0, count, args["batch"]):
+            batch = []
+            for buffer, spans in places[start : start + args["batch"]]:
+                batch.append([buffer[first:last] for first, last in spans])
+    seconds = {name: (watch.wall - watch.waited) / count for name, watch in (("ours", whole), ("bare", bare))}
+    return whole.report(overhead=seconds["ours"] - seconds["bare"], check={"count": count}, **seconds)
+
+
+# -- 100,000 shards
+
+
+def scale_prepare(args: Args) -> Report:
+    """A made-up meta.json of as many shards; no tars."""
+    from loader.meta import ShardMeta, write_meta
+
+    os.makedirs(args["root"], exist_ok=True)
+    shards = {
+        f"part-{i // 1000:03d}/shard-{i:06d}.tar": ShardMeta(1000, 1 << 30, i, {})
+        for i in range(args["shards"])
+    }
+    write_meta(args["root"], shards)
+    return {}
+
+
+def scale(args: Args) -> Report:
+    """From construction to the first index; to that after a restore at the middle; what a spawned worker holds."""
+    import multiprocessing
+
+    import torch.multiprocessing  # noqa: F401 - its pickler shares tensors, as it does for DataLoader's workers
+
+    context = multiprocessing.get_context("spawn")
+    with Stopwatch() as start:
+        dataset = SampleDataset(args["root"], decode=False)
+        loader = ShardedDataLoader(dataset, 64)
+        first = next(loader.indexed.index_generator())
+    state = middle(loader)
+    with Stopwatch() as restore:
+        dataset = SampleDataset(args["root"], decode=False)
+        loader = ShardedDataLoader(dataset, 64)
+        loader.load_state_dict(state)
+        later = next(loader.indexed.index_generator())
+    parent, child = context.Pipe()
+    process = context.Process(target=_worker, args=(child,))
+    process.start()
+    parent.send(dataset)
+    before, after = parent.recv()
+    process.join()
+    return start.report(
+        start=start.wall - start.waited,
+        restore=restore.wall - restore.waited,
+        private=after - before,
+        check={"different": first != later},
+    )
+
+
+def middle(loader: Any) -> dict[str, Any]:
+    """The state of a run that is half through its epoch, without having read any sample."""
+    from loader.state import RankProgress
+
+    batches = len(loader) // 2
+    state: dict[str, Any] = loader.indexed.state_of(RankProgress(0, batches, (batches * 64,), 0)).to_dict()
+    return state
+
+
+def _worker(pipe: Any) -> None:
+    """What this process holds for itself before it gets the dataset, and after it has handed out 100,000 indices."""
+    from common import private_bytes
+
+    before = private_bytes()
+    indices = pipe.recv().index_generator()
+    for _ in range(100_000):
+        next(indices)
+    pipe.send((before, private_bytes()))
+
+
+def resume_ours(args: Args) -> Report:
+    return resume(args, lambda: _loader(args, SampleDataset(_source(args), decode=False), same))
+
+
+def resume_ours_half(args: Args) -> Report:
+    return half(args, _loader(args, SampleDataset(_source(args), decode=False), same))
+
+
+if __name__ == "__main__":
+    main(
+        {
+            name: value
+            for name, value in globals().items()
+            if name.startswith(("stream", "decode_", "overhead", "scale", "resume_"))
+        }
+    )
