@@ -156,12 +156,6 @@ def test_the_recipe_on_the_page_is_the_example() -> None:
         assert f"```{language}\n{example}```" in page, f"docs/packing.md should have\n{example}"
 
 
-def test_the_example_serves_its_flows(dataset: Path) -> None:
-    code = "import serve; print(sorted((d.flow_name, d.name, len(d.schedules)) for d in serve.deployments()))"
-    shown = run(dataset / "docs/examples", sys.executable, "-c", code)
-    assert shown == "[('prepare', 'by-form', 0), ('warmup', 'nightly', 1)]\n"
-
-
 def test_one_device_goes_on_after_a_stop(dataset: Path, tmp_path: Path) -> None:
     script = str(ROOT / "docs/examples/train.py")
     whole = run(dataset, sys.executable, script, "demo-out/dataset", str(tmp_path / "whole")).splitlines()
