@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,11 @@ def exhibits(kind: str) -> list[Path]:
 
 @pytest.mark.parametrize("path", exhibits("tar"), ids=lambda path: path.name)
 def test_tars(path: Path) -> None:
-    started = time.process_time()
     data = path.read_bytes()
     for require_end in (True, False):
         check_tar(data, require_end)
-    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("path", exhibits("index"), ids=lambda path: path.name)
 def test_indexes(path: Path) -> None:
-    started = time.process_time()
     check_index(path.read_bytes(), bytes(64 << 10))
-    assert time.process_time() - started < 5

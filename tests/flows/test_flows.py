@@ -35,7 +35,7 @@ def task_runs(state: Any, count: int) -> list[Any]:
 
     flow_run = state.state_details.flow_run_id
     mine = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         with get_client(sync_client=True) as client:
             found = client.read_task_runs(flow_run_filter=mine)

@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import pickle
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from growth import growth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,11 +224,9 @@ HOSTILE: Mapping[str, tuple[str | bytes, str]] = {
 def test_hostile_files_give_one_clear_error(tmp_path: Path, case: str) -> None:
     text, said = HOSTILE[case]
     root = put(tmp_path, text)
-    began = time.monotonic()
     with pytest.raises(BadMeta) as caught:
         read_meta(root)
     message = str(caught.value)
-    assert time.monotonic() - began < 2
     assert f"{tmp_path}/meta.json" in message
     assert said in message
     assert "expected" in message
@@ -330,9 +328,10 @@ def test_stats_that_are_no_object(tmp_path: Path) -> None:
         read_stats(str(tmp_path))
 
 
-def test_ten_thousand_shards_are_read_at_once(tmp_path: Path) -> None:
-    shards = {f"part-{i // 1000}/shard-{i:06d}.tar": ShardMeta(10_000, 1 << 30, i) for i in range(10_000)}
-    write_meta(str(tmp_path), shards)
-    began = time.process_time()
-    assert len(read_meta(str(tmp_path))) == 10_000
-    assert time.process_time() - began < 0.5  # 0.05 s on a quiet machine
+def test_many_shards_are_read_in_linear_time(tmp_path: Path) -> None:
+    few, many = str(tmp_path / "few"), str(tmp_path / "many")
+    for root, count in ((few, 1_000), (many, 20_000)):
+        names = (f"part-{i // 1000}/shard-{i:06d}.tar" for i in range(count))
+        write_meta(root, {name: ShardMeta(10_000, 1 << 30, i) for i, name in enumerate(names)})
+    assert len(read_meta(many)) == 20_000
+    assert growth(lambda: read_meta(few), lambda: read_meta(many)) < 150  # quadratic: 400
