@@ -17,6 +17,7 @@ from typing import Any
 
 from flows.parameters import packing_fields
 from loader import progress, storage
+from loader.arguments import not_negative, whole
 from loader.progress import printable
 from tasks.config import Field
 
@@ -255,7 +256,7 @@ def _add_warmup(commands: Any) -> None:
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--n-jobs", type=_count, metavar="N", help="at most this many processes (default: all cores)"
+        "--n-jobs", type=not_negative, metavar="N", help="at most this many processes (default: all cores)"
     )
     parser.add_argument(
         "--index-root", metavar="P", help="keep the indexes under this folder (read-only datasets)"
@@ -269,22 +270,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-
-
-def _count(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
-    return number
-
-
 def _positive(text: str) -> int:
-    number = _whole(text)
+    number = whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: at least 1 was expected")
     return number
@@ -300,7 +287,12 @@ def _share(text: str) -> float:
     return number
 
 
-_TYPES = {"n_jobs": _count, "max_samples": _positive, "max_bytes": _positive, "max_bad_fraction": _share}
+_TYPES = {
+    "n_jobs": not_negative,
+    "max_samples": _positive,
+    "max_bytes": _positive,
+    "max_bad_fraction": _share,
+}
 _METAVARS = {"int": "N", "float": "SHARE"}
 
 

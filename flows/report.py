@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from loader.errors import BadConfig
@@ -14,7 +13,6 @@ from loader.progress import complain, printable, table
 
 _SHOWN = 10  # failures in a terminal or a message
 _LISTED = 1000  # rows in an artifact
-_NO_SECRETS = {"endpoint_url", "endpoint", "region_name", "region", "profile", "project", "proxy", "version"}
 
 Row = tuple[str, str]
 
@@ -136,28 +134,6 @@ def show(report: Report, command: str) -> int:
 def _cell(text: str) -> str:
     """A text in a cell of Markdown: one line, nothing in it taken for markup."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
-
-
-def redactor(*options: Mapping[str, Any] | None) -> Callable[[str], str]:
-    """A function that blots out the secrets of storage options wherever they stand in a text."""
-    secrets = sorted({leaf for mapping in options for leaf in _leaves(mapping or {})}, key=len, reverse=True)
-
-    def redact(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return text
-
-    return redact
-
-
-def _leaves(options: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            found += _leaves(value)
-        elif isinstance(value, str) and len(value) >= 4 and name not in _NO_SECRETS:
-            found.append(value)
-    return found
 
 
 def refuse_credentials(**addresses: str) -> None:

@@ -14,14 +14,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from flows.report import StepReport, redactor
+from flows.report import StepReport
 from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError
 from loader.gen_meta import TarReport, check_writable, gen_meta_one, list_tars, reason, save_meta, untouched
 from loader.meta import ShardMeta, meta_address
 from loader.pool import Pool, processes
 from loader.progress import human_size, human_time
-from loader.registry import load_registry
+from loader.registry import load_registry, redactor
 from loader.storage import StorageOptions
 from loader.warmup import REGISTRY, Target, WarmReport, find_targets, warmup_one
 from tasks.config import PackConfig

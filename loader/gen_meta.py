@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loader import storage
+from loader.arguments import not_negative
 from loader.errors import BadIndex, BadMeta
 from loader.index import Index
 from loader.indexing import obtain_index
@@ -333,7 +334,7 @@ def show_failures(failures: Mapping[str, str]) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The arguments that gen_meta and warmup_data share."""
     parser.add_argument(
-        "--n_jobs", "--n-jobs", type=jobs, default=N_JOBS, metavar="N",
+        "--n_jobs", "--n-jobs", type=not_negative, default=N_JOBS, metavar="N",
         help="at most this many processes, never more than cores or tars; 0: all cores (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -349,17 +350,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--no_end_ok", "--no-end-ok", action="store_true",
         help="accept tars without the zero blocks at their end, which may have been cut short",
     )  # fmt: skip
-
-
-def jobs(text: str) -> int:
-    """The value of ``--n_jobs``: 0 or more."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative: a positive number was expected, or 0")
-    return number
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -209,10 +209,15 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 def test_texts_of_others_are_redacted() -> None:
     options = {
         "key": "abcdef",
-        "client_kwargs": {"endpoint_url": "http://host", "tokens": ["abcdefgh", 12345]},
+        "client_kwargs": {
+            "endpoint_url": "http://host",
+            "region_name": "eu-west-1",
+            "tokens": ["abcdefgh", 12345],
+        },
     }
     redact = registry.redactor(options, None, {"anon": True, "user": "ada"})
-    assert redact("abcdefgh at http://host, abcdef: ada 12345") == "*** at http://host, ***: ada 12345"
+    text = "abcdefgh at http://host in eu-west-1, abcdef: ada 12345"
+    assert redact(text) == "*** at http://host in eu-west-1, ***: ada 12345"
     assert registry.redactor()("as it is") == "as it is"
     itself: dict[str, Any] = {"secret": SECRET}
     itself["again"] = itself
