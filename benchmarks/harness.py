@@ -105,7 +105,7 @@ class CheckFailed(RuntimeError):
 
 def call(contender: Contender, args: Args) -> Report:
     """Run one contender in a fresh process and return its report."""
-    python = PEERS_PYTHON if contender.file == "peers.py" else sys.executable
+    python = PEERS_PYTHON if contender.file.startswith("peers") else sys.executable
     script = os.path.join(HERE, "contenders", contender.file)
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(HERE), "PYTHONDONTWRITEBYTECODE": ""}
     # Telemetry and update checks of the peers would wait for a network that may not be there.
@@ -157,7 +157,7 @@ def ask(question: Question, rounds: int) -> Answer:
     peers = verify(question)
     ours: dict[str, list[Report]] = {peer.title: [] for peer in peers}
     theirs: dict[str, list[Report]] = {peer.title: [] for peer in peers}
-    busy = _Busy()
+    busy = Busy()
     for turn in range(rounds):
         for peer in peers:
             pair = [(question.ours, ours), (peer, theirs)]
@@ -204,7 +204,7 @@ def _cell(question: Question, peer: Contender, ours: list[Report], theirs: list[
         ratio,
         low,
         high,
-        _verdict(peer, ratio, low, high),
+        verdict(peer, ratio, low, high),
         clock,
         [report[clock] for report in ours],
         [report[clock] for report in theirs],
@@ -216,7 +216,7 @@ def _cell(question: Question, peer: Contender, ours: list[Report], theirs: list[
     )
 
 
-def _verdict(peer: Contender, ratio: float, low: float, high: float) -> str:
+def verdict(peer: Contender, ratio: float, low: float, high: float) -> str:
     if peer.ahead or peer.target is not None:
         target = 1.0 if peer.target is None else peer.target
         met = ratio > target if peer.ahead else ratio >= target
@@ -226,7 +226,7 @@ def _verdict(peer: Contender, ratio: float, low: float, high: float) -> str:
     return "within noise" if low < 1 < high else ""
 
 
-class _Busy:
+class Busy:
     """CPU seconds that other processes took since this object was made, from /proc/stat."""
 
     def __init__(self) -> None:

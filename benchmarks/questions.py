@@ -114,8 +114,8 @@ def random_questions(data: Corpora) -> list[Question]:
     }
     b_args = {"tars": [tiny.tar], "samples": [tiny.count], "draws": min(tiny.count, 50_000)}
     return [
-        _random("A, photographs", {**a_args, **_converted("a", a_args)}, loose=True),
-        _random("B, tiny samples", {**b_args, **_converted("b", b_args)}, loose=False),
+        _random("A, photographs", {**a_args, **converted("a", a_args)}, loose=True),
+        _random("B, tiny samples", {**b_args, **converted("b", b_args)}, loose=False),
     ]
 
 
@@ -145,7 +145,7 @@ def _random(corpus: str, args: dict[str, Any], loose: bool) -> Question:
     )
 
 
-def _converted(corpus: str, args: dict[str, Any]) -> dict[str, str]:
+def converted(corpus: str, args: dict[str, Any]) -> dict[str, str]:
     """The same tars in the peers' own formats, for those that read no tar."""
     folders = {}
     for peer in ("mosaic", "litdata"):

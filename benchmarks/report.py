@@ -15,7 +15,17 @@ from typing import Any
 from harness import HERE, PEERS_PYTHON, Answer, Cell
 
 RESULTS = os.path.join(HERE, "results")
-ORDER = ("index", "open", "random", "pack")  # of the questions, on the page and in a run of all
+ORDER = (
+    "index",
+    "open",
+    "random",
+    "pack",
+    "stream",
+    "decode",
+    "resume",
+    "overhead",
+    "scale",
+)  # of the questions, on the page and in a run of all
 _OURS = ("shardflow", "numpy", "torch", "pillow", "fsspec")
 _PEERS = ("webdataset", "wids", "itar", "litdata", "mosaicml-streaming", "numpy", "torch", "pillow")
 _HEADINGS = ("against", "{unit}", "CPU s", "ratio", "spread", "target", "")
@@ -69,7 +79,8 @@ def rows(answer: Answer) -> list[tuple[str, ...]]:
     table += [_row(cell) for cell in answer.cells]
     for limit in answer.limits:
         word = "met" if limit["met"] else "NOT MET"
-        value, most = (f"{_number(limit[key] / 1e6)} MB" for key in ("bytes", "limit"))
+        per, unit = limit.get("per", 1e6), limit.get("unit", "MB")
+        value, most = (f"{_number(limit[key] / per)} {unit}".rstrip() for key in ("bytes", "limit"))
         table.append((limit["title"], value, "", "", "", f"< {most}", word))
     return table
 

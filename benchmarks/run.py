@@ -1,4 +1,4 @@
-"""Speed, shown: `python benchmarks/run.py index|open|random|pack|all [--quick]`.
+"""Speed, shown: `python benchmarks/run.py index|open|random|pack|stream|decode|resume|overhead|scale|all [--quick]`.
 
 Makes the corpora where they aren't there yet (benchmarks/make_corpus.py), sets up the peers (benchmarks/setup.sh),
 measures ours against each peer in turn, prints a table for each question, and writes all of it to
@@ -16,12 +16,25 @@ from collections.abc import Callable, Sequence
 import report
 from harness import HERE, WORK, Answer, Question, ask
 from questions import Corpora, index_questions, open_questions, pack_questions, random_questions
+from races import Race
+from streaming import (
+    decode_questions,
+    overhead_questions,
+    resume_questions,
+    scale_questions,
+    stream_questions,
+)
 
-QUESTIONS: dict[str, Callable[[Corpora], list[Question]]] = {
+QUESTIONS: dict[str, Callable[[Corpora], Sequence[Question | Race]]] = {
     "index": index_questions,
     "open": open_questions,
     "random": random_questions,
     "pack": pack_questions,
+    "stream": stream_questions,
+    "decode": decode_questions,
+    "resume": resume_questions,
+    "overhead": overhead_questions,
+    "scale": scale_questions,
 }
 
 
@@ -44,8 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in report.ORDER if "all" in args.what else args.what:
         answers: list[Answer] = []
         for question in QUESTIONS[name](corpora):
-            answers.append(ask(question, args.rounds))
-            print(report.text(answers[-1]), flush=True)
+            found = question.ask(args.rounds) if isinstance(question, Race) else [ask(question, args.rounds)]
+            for answer in found:
+                print(report.text(answer), flush=True)
+            answers += found
         unmet += report.unmet(answers)
         if not args.no_save:
             print("written:", report.write(name, answers, around, args.quick), file=sys.stderr)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
+import torch
 from common import Args, Report, Stopwatch, main
-from streams import SIZE, half, resume, run, running, same
+from streams import SIZE, half, picture, resume, run, running, same
 
 from loader.data_loader import ShardedDataLoader
 from loader.datasets import SampleDataset
@@ -32,9 +34,23 @@ def _loader(args: Args, dataset: Any, collate: Any) -> Any:
 
 def stream(args: Args) -> Report:
     """Raw bytes."""
+    return _raw(args)
+
+
+def stream_read(args: Args) -> Report:
+    """Raw bytes, read by calls: nothing is mapped."""
+    return _raw(args, backend="read")
+
+
+def stream_views(args: Args) -> Report:
+    """Views into the map."""
+    return _raw(args, views=True)
+
+
+def _raw(args: Args, **options: Any) -> Report:
     return run(
         args,
-        lambda: _loader(args, SampleDataset(_source(args), decode=False), same),
+        lambda: _loader(args, SampleDataset(_source(args), decode=False, **options), same),
         running(args["samples"]),
     )
 
@@ -50,7 +66,9 @@ def _jpg_array(sample: Any) -> Any:
 
 
 def decode_pillow(args: Args) -> Report:
-    """Pictures by Pillow."""
+    """Pictures by Pillow: the same to the byte as those of the peers' function."""
+    if args["check"]:
+        _check_equal(args)
     return _decoded(args, "pil", _jpg_array)
 
 
@@ -58,7 +76,6 @@ def decode_array(args: Args) -> Report:
     """Pictures by simplejpeg and torch: compared with Pillow's by the level, not by the byte."""
     if args["check"]:
         _check_close(args)
-        return decode_pillow(args)
     return _decoded(args, "array", _jpg)
 
 
@@ -72,21 +89,30 @@ def _decoded(args: Args, images: Any, transform: Any) -> Report:
     return run(args, build)
 
 
+def _batches(args: Args, **options: Any) -> Any:
+    dataset = SampleDataset(_source(args), extensions=[".jpg"], **options)
+    return itertools.islice(ShardedDataLoader(dataset, args["batch"]), 4)
+
+
+def _check_equal(args: Args) -> None:
+    raw = _batches(args, decode=False, transform=_picture)
+    for ours, theirs in zip(_batches(args, resize=SIZE, transform=_jpg_array), raw, strict=True):
+        if not torch.equal(ours, theirs):
+            raise RuntimeError("Pillow's pictures differ from those of the peers' function")
+
+
+def _picture(sample: Any) -> Any:
+    return picture(sample[".jpg"])
+
+
 def _check_close(args: Args) -> None:
     """The same batches, and pictures that differ by less than one level on average."""
-    import itertools
-
-    import numpy as np
-
-    def batches(images: Any, transform: Any) -> Any:
-        dataset = SampleDataset(
-            _source(args), images=images, resize=SIZE, extensions=[".jpg"], transform=transform
-        )
-        return itertools.islice(ShardedDataLoader(dataset, args["batch"]), 4)
-
-    pairs = zip(batches("pil", _jpg_array), batches("array", _jpg), strict=True)
-    for pillow, array in pairs:
-        difference = np.abs(pillow.numpy().astype(int) - array.numpy().astype(int)).mean()
+    for pillow, array in zip(
+        _batches(args, resize=SIZE, transform=_jpg_array),
+        _batches(args, resize=SIZE, images="array", transform=_jpg),
+        strict=True,
+    ):
+        difference = float((pillow.int() - array.int()).abs().float().mean())
         if difference >= 1:
             raise RuntimeError(f"pictures differ by {difference:.2f} levels on average")
 
@@ -165,7 +191,7 @@ def scale(args: Args) -> Report:
     process.join()
     return start.report(
         start=start.wall - start.waited,
-        restore=restore.wall - restore.waited,
+        restored=(restore.wall - restore.waited) / (start.wall - start.waited),
         private=after - before,
         check={"different": first != later},
     )

