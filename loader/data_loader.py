@@ -54,9 +54,10 @@ class ShardedDataLoader(DataLoader[Any]):
             raise ValueError(f"drop_last says 'drop', tail says {tail!r}: give one of them")
         self._tail: Tail = tail or ("drop" if drop_last else "even")
         own = dataset.for_loader(batch_size or 1, self._tail, num_workers)
-        # The epoch of the last iteration, and how far it got; None: nothing was delivered.
+        # The epoch of the last iteration, and how far it got; None: it came to its end, or there was none.
         self._seen: tuple[int, RankProgress] | None = None
         self._pass = 0  # iterations begun
+        self._begun = False  # one of the epoch at hand
         self._slots: list[Slots] = []
         collate_fn = collate_fn or (collate if batch_size is not None else default_convert)
         super().__init__(own, batch_size, num_workers=num_workers, collate_fn=collate_fn, **arguments)
@@ -101,7 +102,7 @@ class ShardedDataLoader(DataLoader[Any]):
         self._pass += 1
         if self._all_delivered():
             self._next_epoch()
-        self._seen = None
+        self._seen, self._begun = None, True
         self.indexed.set_epoch(self.epoch)  # in memory that no other rank shares
         if self._iterator is None:  # workers start; old ones, still ending, keep the slots that they have
             self._slots = make_slots(self.num_workers, self.prefetch_factor)
@@ -111,7 +112,9 @@ class ShardedDataLoader(DataLoader[Any]):
             batches = super().__iter__()
         finally:
             self.collate_fn = collate_fn
-        return self._deliver(batches, self._pass, self.epoch, self._slots, *self.indexed.plan())
+        schedule, progress = self.indexed.plan()
+        self._seen = self.epoch, progress  # begun: a rank that gets no batch at all tells of itself all the same
+        return self._deliver(batches, self._pass, self.epoch, self._slots, schedule, progress)
 
     def _deliver(
         self,
@@ -129,9 +132,15 @@ class ShardedDataLoader(DataLoader[Any]):
                     "another epoch. Begin anew: iter(loader)"
                 )
             try:
-                batch, (stream, consumed, worker) = next(batches)
+                batch, (stream, consumed, whose, worker) = next(batches)
             except StopIteration:
                 break
+            if whose != (progress.rank, schedule.world_size, epoch):
+                raise RuntimeError(
+                    f"a worker read for (rank, world size, epoch) {whose}, this process is at "
+                    f"{(progress.rank, schedule.world_size, epoch)}: set up the process group, and the epoch, before "
+                    "iterating; or say rank=… and world_size=… to the dataset"
+                )
             if worker >= 0:
                 batch = slots[worker].take(batch)
             progress = progress.handed(stream, consumed - progress.consumed[stream])
@@ -142,7 +151,7 @@ class ShardedDataLoader(DataLoader[Any]):
             self._next_epoch()
 
     def _next_epoch(self) -> None:
-        self._seen = None
+        self._seen, self._begun = None, False
         self.indexed.forget_state()
         self.indexed.set_epoch(self.epoch + 1)
 
@@ -152,7 +161,10 @@ class ShardedDataLoader(DataLoader[Any]):
         One rank's state serves all, as long as no samples were left out unevenly; `merge_states` makes one from
         all ranks', `gather_state` does so over a process group.
         """
-        return self.indexed.state_of(self._progress()).to_dict()
+        progress = self._progress()
+        if progress is None and (self._begun or self.indexed.resumed() is None):
+            progress = self.indexed.plan()[1]  # a rank that was handed nothing says so: to be merged with others
+        return self.indexed.state_of(progress).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | State) -> None:
         """Go on where a state was taken, under any world size, batch size and number of workers.
@@ -161,7 +173,7 @@ class ShardedDataLoader(DataLoader[Any]):
         fit the dataset.
         """
         self.indexed.load_state_dict(state)
-        self._seen = None
+        self._seen, self._begun = None, False
         self._pass += 1
         self._iterator = None  # workers that live through epochs know nothing of the state: start others
 
@@ -219,7 +231,7 @@ class _Counting:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None}  # a worker has its own
 
-    def __call__(self, samples: Any) -> tuple[Any, tuple[int, int, int]]:
+    def __call__(self, samples: Any) -> tuple[Any, tuple[int, int, tuple[int, int, int], int]]:
         info = get_worker_info()
         dataset = self._dataset if info is None else info.dataset
         if not isinstance(dataset, IndexedTarDataset):

@@ -343,10 +343,11 @@ class IndexedTarDataset(IterableDataset[Any]):
         """What is the same object as long as one iteration in this process goes on."""
         return self._started()
 
-    def place(self) -> tuple[int, int]:
-        """(stream, entries of it done) of the iteration that runs in this process."""
+    def place(self) -> tuple[int, int, tuple[int, int, int]]:
+        """(stream, entries of it done, (rank, world size, epoch)) of the iteration that runs in this process."""
         stream = self._started()
-        return stream.world.worker, stream.consumed
+        world = stream.world
+        return world.worker, stream.consumed, (world.rank, world.world_size, stream.order.epoch)
 
     def state_of(self, progress: RankProgress | None) -> State:
         """The state of the epoch at hand, given how far this rank's workers got in it (None: not begun)."""

@@ -174,7 +174,7 @@ def test_a_subclass_that_is_broken_under_some_batch_sizes_only(root: str) -> Non
         (Forgetful, r"Restored after 1 of 8 batches of epoch 0, state_dict\(\) is not what was loaded"),
         (
             OffByOne,
-            r"Restored after 1 of 8 batches of epoch 0, the rest of the epoch differs: batch 1: \[\d+, .* came",
+            r"Restored after 0 of 8 batches of epoch 0, the rest of the epoch differs: batch 0: \[\d+, .* came",
         ),
         (Lying, r"after 8 of 8 batches of epoch 0, len\(\) says 1 batches: 0 remain"),
     ],
