@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from loader.captions import Captions, Sources, segments, strip_placeholders
 from loader.data_handler import IMAGE_EXTENSIONS, Handler, handler_for
-from loader.errors import BadSample, ShardflowError
+from loader.errors import BadConfig, BadSample, ShardflowError
 from loader.filter_scan import Scan, Select, scan
 from loader.filters import Filters
 from loader.indexed_tar import IndexedTarSamples
 from loader.indexed_tar_dataset import IndexedTarDataset, RetSample
 from loader.resize import Fit, Images, image_handlers
+from loader.stream import Stream
 
 Member = tuple[str, str, bytes]  # name, extension, bytes
 
@@ -36,6 +39,10 @@ class SampleDataset(IndexedTarDataset):
     part, and the order runs over them alone: they are found when the dataset is made, by reading the JSON of every
     sample once, which `loader.filter_scan` says the price of. `left_out` tells how many each rule left out.
     `captions`: where the texts are in which keywords are looked for (`loader.captions`).
+
+    `backend`: "mmap" reads shards where they lie in the page cache; "read" maps none of them, and is a little slower
+    (docs/speed.md). `views`: with ``decode=False``, memoryviews of the map in place of bytes, nothing copied; in a
+    DataLoader's workers it gives bytes all the same, since they travel.
     """
 
     default_extensions: tuple[str, ...] | None = None  # read where the caller doesn't say which; None: all
@@ -54,8 +61,14 @@ class SampleDataset(IndexedTarDataset):
         captions: Sources | None = None,
         extensions: Sequence[str] | None = None,
         handlers: Mapping[str, Handler] | None = None,
+        backend: str = "mmap",
+        views: bool = False,
         **keywords: Any,
     ) -> None:
+        if views and (keywords.get("decode", True) or backend == "read"):
+            raise BadConfig(
+                'views=True goes with decode=False and backend="mmap": nothing else is a view of a map'
+            )
         self.captions = Captions(captions)
         if extensions is None and self.default_extensions is not None:
             extensions = [*self.default_extensions, *self.captions.extensions]
@@ -67,7 +80,8 @@ class SampleDataset(IndexedTarDataset):
             handlers={**image_handlers(images, resize, fit), **(handlers or {})},
             **keywords,
         )
-        self.transform, self.ret_samples = transform, ret_samples
+        self._arguments["backend"] = backend
+        self.transform, self.ret_samples, self.views = transform, ret_samples, views
         self.left_out: dict[str, int] = {}
         if rules.rules or select is not None:
             pictures = IMAGE_EXTENSIONS if extensions is None else _pictures(extensions)
@@ -81,6 +95,12 @@ class SampleDataset(IndexedTarDataset):
         kept, total = int(self.counts.sum()), self.table.num_samples
         samples = f"{kept} of {total}" if kept < total else f"{total}"
         return f"{type(self).__name__}({self.name!r}: {samples} samples in {len(self.table)} shards)"
+
+    def open_shard(self, shard: int) -> IndexedTarSamples:
+        """Open one shard, for the `lru_size` that stay open."""
+        opened = super().open_shard(shard)
+        opened.views = self.views and get_worker_info() is None
+        return opened
 
     def make(self, shard: IndexedTarSamples, i: int, index: int, epoch: int) -> Any:
         """Sample `i` of an open shard, number `index` of the dataset; None to leave it out.
@@ -140,6 +160,42 @@ class SampleDataset(IndexedTarDataset):
                 self.worker_id,
                 self.num_workers,
             )
+
+    def _iterate(self, stream: Stream | Exception) -> Iterator[Any]:
+        if self.views and get_worker_info() is not None:
+            self._shards.close()  # a fork may have brought some that give views: torch hangs where it can't send
+        kind = type(self)
+        overridden = (kind.data_generator, kind.present) != (
+            SampleDataset.data_generator,
+            SampleDataset.present,
+        )
+        if self.ret_samples or overridden or isinstance(stream, Exception):
+            return super()._iterate(stream)
+        return self._samples(stream)
+
+    def _samples(self, stream: Stream) -> Iterator[Any]:
+        """What `data_generator` and `present` come to, without a RetSample to be thrown away for each."""
+        epoch, open_shard, finish = stream.order.epoch, self._shards.get, self.finish
+        for index in stream.indices():
+            _, shard, i = stream.current
+            try:
+                sample = finish(open_shard(shard), i, index, epoch)
+            except ShardflowError as error:
+                if self.on_bad == "raise":
+                    raise
+                self.skip_sample(index, error)
+                continue
+            if sample is None:
+                self.skip_sample(index, "left out", bad=False)
+                continue
+            stream.read_one()
+            stream.emitted += 1
+            yield sample
+            if self._stream is not stream:
+                raise RuntimeError(
+                    f"{self!r}: this iteration was left for a newer one. To iterate twice at a time, take copy.copy of "
+                    "the dataset"
+                )
 
     def present(self, sample: RetSample) -> Any:
         """The sample itself, unless `ret_samples`."""

@@ -25,7 +25,7 @@ from loader.sample import clean_name, split_number
 from loader.storage import StorageOptions
 from loader.tar import TarMap
 
-BACKENDS = ("mmap", "memory")
+BACKENDS = ("mmap", "read", "memory")
 
 Self = TypeVar("Self", bound="_Closing")
 
@@ -50,7 +50,8 @@ class IndexedTar(_Closing):
     ``index.skipped``. A missing or stale index is built when the tar is opened.
 
     `path`: a local path, any fsspec address, or (``memory`` only) a binary file object. `backend`: ``"mmap"``
-    reads a local file in place; ``"memory"`` holds the whole tar in memory. `index`: an Index that is already
+    reads a local file in place; ``"read"`` reads each member of it by one call, which maps nothing and is a little
+    slower; ``"memory"`` holds the whole tar in memory. `index`: an Index that is already
     open. `index_root`: where indexes lie if not beside their tars. `grouping` and `require_end`: see
     `loader.sample` and `loader.tar`. `verify`: check every byte of the index now, and compare each member that is
     read with its CRC-32, where the index holds it; CorruptMember if it differs.
@@ -82,6 +83,7 @@ class IndexedTar(_Closing):
             "verify": verify,
         }
         self._verify = verify
+        self._file: _File | None = None
         self._buffer: bytes | mmap.mmap | None = None
         with contextlib.ExitStack() as opened:
             if isinstance(path, (str, os.PathLike)):
@@ -116,6 +118,8 @@ class IndexedTar(_Closing):
         if verify:
             index.verify()
         self.index = index
+        if backend == "read":
+            self._buffer = None
 
     def _load(
         self, backend: str, storage_options: StorageOptions | None, opened: contextlib.ExitStack
@@ -134,6 +138,8 @@ class IndexedTar(_Closing):
         buffer = TarMap(file.fileno(), 0, access=mmap.ACCESS_READ)
         buffer.file = file.fileno()
         opened.callback(setattr, buffer, "file", None)
+        if backend == "read":
+            self._file = _File(self.path, os.dup(file.fileno()))
         return buffer
 
     def __reduce__(self) -> tuple[Callable[..., IndexedTar], tuple[str, dict[str, Any]]]:
@@ -142,15 +148,18 @@ class IndexedTar(_Closing):
         return _reopen, (self.path, self._arguments)
 
     def __repr__(self) -> str:
-        state = "closed" if self._buffer is None else f"{len(self)} members"
+        closed = self._buffer is None and self._file is None
+        state = "closed" if closed else f"{len(self)} members"
         return f"<{type(self).__name__} {self.path}: {state}>"
 
     @property
     def buffer(self) -> bytes | mmap.mmap:
-        """The whole tar, read-only; ValueError once closed."""
-        if self._buffer is None:
+        """The whole tar, read-only (mapped anew where the backend is "read"); ValueError once closed."""
+        if self._buffer is not None:
+            return self._buffer
+        if self._file is None:
             raise ValueError(f"{self.path} is closed")
-        return self._buffer
+        return mmap.mmap(self._file.number, 0, access=mmap.ACCESS_READ)
 
     @property
     def size(self) -> int:
@@ -191,14 +200,23 @@ class IndexedTar(_Closing):
             raise KeyError(f"{self.path} holds no member {name!r}") from None
         return self.read(member)
 
+    def plain(self, view: bool = False) -> bytes | mmap.mmap | memoryview | None:
+        """What members may be sliced from, without a check of each; None: go by `read`."""
+        if self._verify:
+            return None
+        return memoryview(self.buffer) if view else self._buffer
+
     def read(self, member: int) -> bytes:
         """The bytes of member ``0 <= member < len(self)``; CorruptMember where `verify` finds them changed."""
         index, buffer = self.index, self._buffer
         start = index.offset[member]
         end = start + index.size[member]
-        if buffer is None or end > index.tar_size:
+        if end > index.tar_size or (buffer is None and self._file is None):
             buffer, (start, end) = self.buffer, index.span(member)  # one of them says what is wrong
-        data = buffer[start:end]
+        if buffer is None and self._file is not None:
+            data = self._file.read(start, end - start)
+        else:
+            data = self.buffer[start:end]
         if self._verify and self.index.crc32 is not None and crc32(data) != self.index.crc32[member]:
             raise CorruptMember(
                 f"{self.path}: member {self.index.member_name(member)!r} at byte {start}: its bytes have changed "
@@ -234,10 +252,35 @@ class IndexedTar(_Closing):
 
     def close(self) -> None:
         """Let go of the tar; reading it after this raises ValueError."""
-        buffer, self._buffer = self._buffer, None
+        buffer, self._buffer, self._file = self._buffer, None, None
         if isinstance(buffer, mmap.mmap):
             with contextlib.suppress(BufferError):  # somebody holds a view: closed when the last one goes
                 buffer.close()
+
+
+class _File:
+    """The descriptor of an open file, closed when it is let go. Threads may share one, and it works after a fork."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self.path, self.number = path, number
+
+    def __del__(self) -> None:
+        number, self.number = getattr(self, "number", -1), -1
+        if number >= 0:
+            os.close(number)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Exactly so many bytes; TruncatedTar if the file ends before."""
+        data = os.pread(self.number, size, start)
+        while len(data) < size:  # more than 2 GB, or a signal came in between
+            more = os.pread(self.number, size - len(data), start + len(data))
+            if not more:
+                raise TruncatedTar(
+                    f"{self.path}: ends at byte {start + len(data)}, although {start + size} were there when it was "
+                    "opened: fetch or write it again"
+                )
+            data += more
+        return data
 
 
 def _reopen(path: str, arguments: dict[str, Any]) -> IndexedTar:
@@ -261,7 +304,9 @@ class IndexedTarSamples(_Closing):
     `handlers` add to or replace `data_handler.default_handlers` for this object alone. `extensions`: read only
     these members (``[".txt"]`` never touches a picture); ``.jpg`` also means ``.0.jpg``, ``.1.jpg``, …, which keep
     their names, and never ``.seg.jpg``. `decode=False` gives bytes. `allow_pickle`: let
-    ``.pickle`` and object arrays load, which runs code from the tar. Other arguments as for `IndexedTar`.
+    ``.pickle`` and object arrays load, which runs code from the tar. `views`: with ``decode=False``, give memoryviews
+    into the map in place of bytes: nothing is copied, and the map stays as long as one of them. Other arguments as
+    for `IndexedTar`.
 
     BadSample, naming shard, key and extension, for what can't be decoded.
     """
@@ -276,20 +321,23 @@ class IndexedTarSamples(_Closing):
         *,
         decode: bool = True,
         allow_pickle: bool = False,
+        views: bool = False,
         **arguments: Any,
     ) -> None:
         if isinstance(extensions, str):
             raise ValueError(
                 f"extensions is the text {extensions!r}: a list such as [{extensions!r}] was expected"
             )
-        self._arguments = (handlers, extensions, decode, allow_pickle)
+        if views and (decode or backend == "read" or arguments.get("verify")):
+            raise ValueError('views go with decode=False and a map: neither backend="read" nor verify')
+        self._arguments = (handlers, extensions, decode, allow_pickle, views)
         if isinstance(path, IndexedTar):
             if arguments or storage_options or backend != "mmap":
                 raise ValueError("an IndexedTar is open already: say how it is opened where it is made")
             self.tar = path
         else:
             self.tar = IndexedTar(path, backend, storage_options, **arguments)
-        self.decode = decode
+        self.decode, self.views = decode, views
         self.handlers = make_handlers(handlers, allow_pickle=allow_pickle)
         self.index = self.tar.index
         self.selected = None if extensions is None else tuple(_dotted(e) for e in extensions)
@@ -371,16 +419,19 @@ class IndexedTarSamples(_Closing):
         return self._sample(_place(i, len(self), self.path, "sample"), decode=True)
 
     def _sample(self, i: int, decode: bool) -> dict[str, Any]:
-        # The hot path: one look-up of each array, and one slice, for each member.
-        index, read, wanted = self.index, self.tar.read, self._wanted
-        codes = index.extension
-        members = index.members(i)
-        at = index.name_begin[members[0]]
+        # The hot path: one look-up of each array, and one slice, for each member; no call that can be spared.
+        index, wanted = self.index, self._wanted
+        codes, offsets, sizes, end = index.extension, index.offset, index.size, index.tar_size
+        first, last = index.sample_begin[i], index.sample_begin[i + 1]
+        if not first < last <= index.num_members:
+            index.members(i)  # says what is wrong
+        at = index.name_begin[first]
         sample: dict[str, Any] = {
             "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
         }
+        buffer = self.tar.plain(self.views and not decode)
         lists: tuple[str, ...] = ()
-        for member in members:
+        for member in range(first, last):
             code = codes[member]
             if code >= len(wanted):
                 index.member_extension(member)  # says what is wrong with it
@@ -388,7 +439,9 @@ class IndexedTarSamples(_Closing):
             if entry is None:
                 continue
             extension, handler = entry
-            value: Any = read(member)
+            start = offsets[member]
+            stop = start + sizes[member]
+            value: Any = self.tar.read(member) if buffer is None or stop > end else buffer[start:stop]
             if decode:
                 value = self._decode(handler, value, i, member)
             if extension not in sample:
@@ -421,6 +474,8 @@ class IndexedTarSamples(_Closing):
     def __getitem__(self, which: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(which, slice):
             return [self._sample(i, self.decode) for i in range(*which.indices(len(self)))]
+        if type(which) is int and 0 <= which < self.index.num_samples:
+            return self._sample(which, self.decode)
         return self._sample(_place(which, len(self), self.path, "sample"), self.decode)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -438,8 +493,11 @@ def _reopen_samples(
     extensions: Sequence[str] | None,
     decode: bool,
     allow_pickle: bool,
+    views: bool,
 ) -> IndexedTarSamples:
-    return IndexedTarSamples(tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle)
+    return IndexedTarSamples(
+        tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle, views=views
+    )
 
 
 def _dotted(extension: str) -> str:
