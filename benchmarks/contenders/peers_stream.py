@@ -9,7 +9,7 @@ from typing import Any
 
 from common import Args, Report, main
 from peers import mosaic
-from streams import half, picture, resume, run, running, same
+from streams import columns, half, picture, resume, run, running, same
 
 
 def _jpg(sample: Any) -> Any:
@@ -124,7 +124,8 @@ def _mosaic(args: Args, base: Any) -> Any:
 
     kind = Pictures if args["decode"] else base.StreamingDataset
     data = kind(local=args["mosaic"], shuffle=True, batch_size=args["batch"])
-    more = {} if args["decode"] else {"collate_fn": same}
+    # It counts the samples of a dict's first column: of a list of dicts it would count wrongly.
+    more = {} if args["decode"] else {"collate_fn": columns if "state" in args or "batches" in args else same}
     return base.StreamingDataLoader(data, batch_size=args["batch"], num_workers=args["workers"], **more)
 
 

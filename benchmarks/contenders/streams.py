@@ -31,6 +31,11 @@ def same(samples: Any) -> Any:
     return samples
 
 
+def columns(samples: Any) -> dict[str, Any]:
+    """A batch as a dict of lists."""
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
 def picture(data: bytes) -> Any:
     """A JPEG by Pillow, RGB, scaled to cover 224 × 224, its middle cut out: a uint8 array."""
     import numpy as np
@@ -118,6 +123,8 @@ class Found:
         self.batches: list[list[str]] = []
 
     def add(self, batch: Any) -> None:
+        if isinstance(batch, Mapping):
+            batch = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
         self.batches.append([digest_sample(sample) for sample in batch])
 
     def check(self) -> Report:
