@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import corpora
 from harness import WORK, Contender, call
 from questions import Corpora, converted
 from races import LEVEL, Aspect, Limit, Race
 
 BATCH = 64
+TINY = 50_000  # samples of corpus B: enough for a stream, and every one of them is compared
 SHARDS = 100_000
 
 OURS = "ours"
@@ -31,8 +33,10 @@ def _args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, An
         limit = sum(samples) * 96 // 100
         call(Contender("gen_meta", "ours_stream.py", "stream_prepare"), {"tars": tars})
     else:
-        tars, samples = [data.tiny.tar], [data.tiny.count]
-        limit = min(data.tiny.count // 2, 50_000)
+        tiny = corpora.tiny(TINY)
+        corpora.warm(tiny.tar)
+        tars, samples = [tiny.tar], [tiny.count]
+        limit = TINY * 96 // 100
     args = {
         "tars": tars,
         "samples": samples,
