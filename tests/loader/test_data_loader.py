@@ -334,6 +334,17 @@ def test_onto_other_worlds_what_remains_comes_once(
     assert times == Counter(case.good)
 
 
+def test_a_rank_that_gets_no_batch_has_a_state_like_the_others(root: Path) -> None:
+    case = Case((1,), world_size=2, tail="keep")
+    loaders = case.loaders(root)
+    running = [iter(loader) for loader in loaders]
+    assert next(running[0]) == [0]
+    state = merge_states(State.from_dict(loader.state_dict()) for loader in loaders).to_dict()
+    alone = replace(case, world_size=1).loader(root, 0)
+    alone.load_state_dict(state)
+    assert list(alone) == []
+
+
 def rest_of(loader: ShardedDataLoader) -> Batches:
     """The batches that a loader would still give, from its own state."""
     state = loader.state_dict()

@@ -307,10 +307,15 @@ def test_torch_s_arguments_keep_their_meaning(root: str) -> None:
 # -- memory and files
 
 
+def memory_of(pid: int) -> int:
+    """Bytes of a process that no file holds: what it shares with forked children, and with others, included."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
 def private_bytes() -> int:
     gc.collect()
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+    return memory_of(os.getpid())
 
 
 @pytest.mark.slow
@@ -328,15 +333,17 @@ def test_memory_and_files_over_epochs(tmp_path: Path, workers: int) -> None:
     loader = ShardedDataLoader(
         dataset, 50, num_workers=workers, persistent_workers=workers > 0, collate_fn=collated
     )
+    others = {child.pid for child in multiprocessing.active_children()}
     memory, files = [], []
     for _ in range(6):
         for _batch in loader:
-            pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
-            for pid in pids:
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                assert maps.count(str(tmp_path)) <= 2 * 8
-        memory.append(private_bytes())
+            workers_now = {child.pid for child in multiprocessing.active_children()} - others
+            for pid in (os.getpid(), *workers_now):
+                assert Path(f"/proc/{pid}/maps").read_text().count(str(tmp_path)) <= 2 * 8
+        gc.collect()
+        memory.append(sum(memory_of(pid) for pid in (os.getpid(), *workers_now)))
         files.append(len(os.listdir("/proc/self/fd")))
+    assert len(workers_now) == workers
     assert memory[-1] - memory[1] < 2 << 20, [each >> 10 for each in memory]
     assert max(files[1:]) - min(files[1:]) <= 2
 
