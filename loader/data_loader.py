@@ -113,7 +113,10 @@ class ShardedDataLoader(DataLoader[Any]):
         finally:
             self.collate_fn = collate_fn
         schedule, progress = self.indexed.plan()
-        self._seen = self.epoch, progress  # begun: a rank that gets no batch at all tells of itself all the same
+        self._seen = (
+            self.epoch,
+            progress,
+        )  # begun: a rank that gets no batch at all tells of itself all the same
         return self._deliver(batches, self._pass, self.epoch, self._slots, schedule, progress)
 
     def _deliver(
@@ -163,7 +166,9 @@ class ShardedDataLoader(DataLoader[Any]):
         """
         progress = self._progress()
         if progress is None and (self._begun or self.indexed.resumed() is None):
-            progress = self.indexed.plan()[1]  # a rank that was handed nothing says so: to be merged with others
+            progress = self.indexed.plan()[
+                1
+            ]  # a rank that was handed nothing says so: to be merged with others
         return self.indexed.state_of(progress).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | State) -> None:

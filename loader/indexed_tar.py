@@ -495,9 +495,7 @@ def _reopen_samples(
     allow_pickle: bool,
     views: bool,
 ) -> IndexedTarSamples:
-    return IndexedTarSamples(
-        tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle, views=views
-    )
+    return IndexedTarSamples(tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle, views=views)
 
 
 def _dotted(extension: str) -> str:
