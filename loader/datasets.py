@@ -99,7 +99,7 @@ class SampleDataset(IndexedTarDataset):
     def open_shard(self, shard: int) -> IndexedTarSamples:
         """Open one shard, for the `lru_size` that stay open."""
         opened = super().open_shard(shard)
-        opened.views = self.views and get_worker_info() is None
+        opened.views = self.views
         return opened
 
     def make(self, shard: IndexedTarSamples, i: int, index: int, epoch: int) -> Any:
@@ -111,6 +111,8 @@ class SampleDataset(IndexedTarDataset):
 
     def finish(self, shard: IndexedTarSamples, i: int, index: int, epoch: int) -> Any:
         """`make`, and `transform` after it: BadSample, which names the sample, for what either can't do with it."""
+        if self.views and get_worker_info() is not None:
+            shard.views = False  # torch hangs where it can't send; a fork may have brought this shard
         try:
             sample = self.make(shard, i, index, epoch)
         except (OSError, MemoryError):  # no fault of this one sample
@@ -162,8 +164,6 @@ class SampleDataset(IndexedTarDataset):
             )
 
     def _iterate(self, stream: Stream | Exception) -> Iterator[Any]:
-        if self.views and get_worker_info() is not None:
-            self._shards.close()  # a fork may have brought some that give views: torch hangs where it can't send
         kind = type(self)
         overridden = (kind.data_generator, kind.present) != (
             SampleDataset.data_generator,

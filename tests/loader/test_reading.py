@@ -14,6 +14,7 @@ from loader.data_loader import ShardedDataLoader
 from loader.datasets import SampleDataset
 from loader.errors import BadConfig, TruncatedTar
 from loader.indexed_tar import IndexedTar, IndexedTarSamples
+from loader.map_dataset import IndexedTarMapDataset
 from loader.ret_sample import RetSample
 
 MEMBERS = [("a.txt", b"a text"), ("a.bin", bytes(range(256)) * 64), ("b.txt", b""), ("b.bin", b"b")]
@@ -110,6 +111,13 @@ def test_workers_send_bytes_where_views_are_asked_for(shards):
     expected = as_bytes(dataset)
     assert list(plain) == expected
     assert [sample for batch in ours for sample in batch] == expected
+
+
+def test_workers_of_a_map_dataset_send_bytes_too(shards):
+    dataset = IndexedTarMapDataset(SampleDataset(shards, decode=False, views=True))
+    expected = as_bytes(dataset[i] for i in range(len(dataset)))
+    loader = torch.utils.data.DataLoader(dataset, None, num_workers=1, collate_fn=list_of)
+    assert list(loader) == expected
 
 
 def list_of(value):
