@@ -18,7 +18,7 @@ class ShardedDataLoader(DataLoader[Any]):
 
     All arguments of DataLoader keep their meaning, but those that an iterable dataset doesn't take (`shuffle`,
     `sampler`, `batch_sampler`: order belongs to the dataset). `tail` says what happens where the epoch doesn't
-    come out even (see `loader.schedule`): "even" by default, "drop" with `drop_last`.
+    come out even (see `loader.schedule`): by default what the dataset says ("even"), "drop" with `drop_last`.
 
     It iterates over a copy of `dataset`, so that one dataset may serve several loaders. Epochs are counted here, in
     the main process: after an iteration that delivered all its batches comes the next epoch; one that was left
@@ -52,8 +52,8 @@ class ShardedDataLoader(DataLoader[Any]):
             raise ValueError("in_order=False would make the order of batches depend on chance")
         if drop_last and tail not in (None, "drop"):
             raise ValueError(f"drop_last says 'drop', tail says {tail!r}: give one of them")
-        self._tail: Tail = tail or ("drop" if drop_last else "even")
-        own = dataset.for_loader(batch_size or 1, self._tail, num_workers)
+        tail = tail or ("drop" if drop_last else dataset.tail)
+        own = dataset.for_loader(batch_size or 1, tail, num_workers)
         # The epoch of the last iteration, and how far it got; None: it came to its end, or there was none.
         self._seen: tuple[int, RankProgress] | None = None
         self._pass = 0  # iterations begun
@@ -138,9 +138,9 @@ class ShardedDataLoader(DataLoader[Any]):
                 batch, (stream, consumed, whose, worker) = next(batches)
             except StopIteration:
                 break
-            if whose != (progress.rank, schedule.world_size, epoch):
+            if tuple(whose) != (progress.rank, schedule.world_size, epoch):  # a list where memory was pinned
                 raise RuntimeError(
-                    f"a worker read for (rank, world size, epoch) {whose}, this process is at "
+                    f"a worker read for (rank, world size, epoch) {tuple(whose)}, this process is at "
                     f"{(progress.rank, schedule.world_size, epoch)}: set up the process group, and the epoch, before "
                     "iterating; or say rank=… and world_size=… to the dataset"
                 )

@@ -262,6 +262,13 @@ def test_more_ranks_and_workers_than_samples(root: Path) -> None:
     assert size_of([list(loader) for loader in one_bad.loaders(root)]) == [[1]] * 5
 
 
+def test_the_tail_that_the_dataset_says(root: Path) -> None:
+    dataset = Case((10,)).dataset(root, 0, tail="pad")
+    assert sum(map(len, SimulatedLoader(dataset, 4))) == 12
+    assert sum(map(len, SimulatedLoader(dataset, 4, tail="keep"))) == 10
+    assert sum(map(len, SimulatedLoader(dataset, 4, drop_last=True))) == 8
+
+
 # -- resume
 
 

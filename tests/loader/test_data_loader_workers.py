@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from made_up import Numbers, made_up, numbers, packed
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from loader.data_loader import ShardedDataLoader
 from loader.datasets import SampleDataset
@@ -238,6 +240,23 @@ def test_a_transform_that_leaves_samples_out(root: str, workers: int) -> None:
         assert len(samples) == (15 if tail == "keep" else 30)
 
 
+def test_a_worker_that_is_killed(root: str) -> None:
+    """Torch says so; what was delivered until then is counted, and the rest follows from it."""
+    wanted = list(loader_of(root, 2))
+    loader = loader_of(root, 2, prefetch_factor=1)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    got = list(islice(batches, 2))
+    for child in set(multiprocessing.active_children()) - before:
+        os.kill(child.pid or 0, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        for batch in batches:
+            got.append(batch)  # noqa: PERF402
+    resumed = loader_of(root, 2)
+    resumed.load_state_dict(loader.state_dict())
+    assert got + list(resumed) == wanted
+
+
 # -- a plain DataLoader
 
 
@@ -277,6 +296,22 @@ def test_persistent_workers_and_a_state_that_comes_too_late(root: str) -> None:
 
 
 # -- torch's own interface
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_pinning_memory_makes_of_batches(root: str, workers: int) -> None:
+    """Tuples come as lists from torch's own `pin_memory`, whichever they were: there is no GPU here to see it with."""
+
+    class Pinned(ShardedDataLoader):
+        def _get_iterator(self) -> Any:
+            return map(pin_memory, super()._get_iterator())
+
+    dataset = SampleDataset(root, 8, decode=False)
+    wanted = list(ShardedDataLoader(dataset, 4, num_workers=workers, collate_fn=collated))
+    pinned = Pinned(dataset, 4, num_workers=workers, collate_fn=collated)
+    got = list(islice(pinned, 3))
+    pinned.load_state_dict(pinned.state_dict())
+    assert got + list(pinned) == wanted
 
 
 def seen_by(worker: int) -> None:
