@@ -61,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for answer in found:
                 print(report.text(answer), flush=True)
             answers += found
-        unmet += report.unmet(answers)
-        if not args.no_save:
-            print("written:", report.write(name, answers, around, args.quick), file=sys.stderr)
+            unmet += report.unmet(found)
+            if not args.no_save:  # each at once: a run takes long, and may be left
+                page = report.write(name, answers, around, args.quick)
+                print("written:", page, file=sys.stderr)
     for line in unmet:
         print(line)
     return 1 if any(line.endswith("NOT MET") for line in unmet) else 0
