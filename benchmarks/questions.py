@@ -110,9 +110,9 @@ def random_questions(data: Corpora) -> list[Question]:
         "tars": photographs.tars,
         "samples": photographs.samples,
         "loose": photographs.loose,
-        "draws": photographs.count,
+        "draws": min(photographs.count, 5000),
     }
-    b_args = {"tars": [tiny.tar], "samples": [tiny.count], "draws": min(tiny.count, 50_000)}
+    b_args = {"tars": [tiny.tar], "samples": [tiny.count], "draws": min(tiny.count, 20_000)}
     return [
         _random("A, photographs", {**a_args, **converted("a", a_args)}, loose=True),
         _random("B, tiny samples", {**b_args, **converted("b", b_args)}, loose=False),
@@ -126,7 +126,6 @@ def _random(corpus: str, args: dict[str, Any], loose: bool) -> Question:
         Contender("wids IndexedTarSamples", "peers.py", "random_wids"),
         Contender("itar", "peers.py", "random_itar"),
         Contender("MosaicML LocalDataset", "peers.py", "random_mosaic"),
-        Contender("LitData StreamingDataset", "peers.py", "random_litdata"),
     ]
     if (
         loose
