@@ -441,6 +441,8 @@ def test_epochs_with_workers_that_live_on(root: Path, case: Case, persistent: bo
     assert list(loader) == epochs[0]
     loader.load_state_dict(state)
     assert list(loader) == epochs[1][1:]
+    loader.indexed.set_epoch(1)  # what was loaded is done with
+    assert list(loader) == epochs[1]
     loader.set_epoch(3)
     assert list(loader) == epochs[3]
 
