@@ -298,7 +298,7 @@ def test_persistent_workers_and_a_state_that_comes_too_late(root: str) -> None:
 
 
 def pinned(value: Any) -> Any:
-    """What torch's `pin_memory` made of containers up to version 2.12: lists of plain tuples. No GPU is needed here."""
+    """What torch's `pin_memory` made of containers in older versions: lists of plain tuples. This needs no GPU."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(pinned, value))
     return list(map(pinned, value)) if isinstance(value, (list, tuple)) else value
