@@ -89,14 +89,18 @@ def _cpu_seconds() -> float:
 
 def median_of(action: Callable[[], object], times: int) -> Report:
     """Median wall and CPU seconds of one call, for actions too short to be timed once."""
-    walls, start = [], _cpu_seconds()
+    walls: list[float] = []
+    undisturbed: list[float] = []
+    start = _cpu_seconds()
     for _ in range(times):
-        before = time.perf_counter()
+        waited, before = queue_seconds(), time.perf_counter()
         action()
-        walls.append(time.perf_counter() - before)
-    seconds = statistics.median(walls)
+        wall = time.perf_counter() - before
+        walls.append(wall)
+        undisturbed.append(max(0.0, wall - (queue_seconds() - waited)))
+    wall, seconds = statistics.median(walls), statistics.median(undisturbed)
     cpu = (_cpu_seconds() - start) / times
-    return {"seconds": seconds, "wall": seconds, "waited": 0.0, "cpu": cpu, "workers": False}
+    return {"seconds": seconds, "wall": wall, "waited": wall - seconds, "cpu": cpu, "workers": False}
 
 
 def private_bytes() -> int:
