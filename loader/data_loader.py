@@ -147,8 +147,7 @@ class ShardedDataLoader(DataLoader[Any]):
             if worker >= 0:
                 batch = slots[worker].take(batch)
             progress = progress.handed(stream, consumed - progress.consumed[stream])
-            if number == self._pass:
-                self._seen = epoch, progress
+            self._seen = epoch, progress
             yield batch
         if number == self._pass and epoch == self.epoch:
             self._next_epoch()
