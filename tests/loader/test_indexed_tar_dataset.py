@@ -394,6 +394,28 @@ def test_a_data_status_resumes(
         assert [[sample.index for sample in batch] for batch in batches] == following
 
 
+def test_a_data_status_with_batches_that_the_dataset_is_not_told_of(tmp_path: Path) -> None:
+    """One worker has then yielded four samples, the other none, where the dataset would have expected two of each."""
+    root = made_up(tmp_path, [10, 9, 8])
+
+    def loader() -> tuple[Numbers, Any]:
+        dataset = Numbers(root, 6, ret_samples=True)
+        return dataset, PlainSimulatedLoader(dataset, 4, num_workers=2, collate_fn=list)
+
+    _, batches = loader()
+    wanted = [[sample.index for sample in batch] for batch in batches]
+    for stop in range(len(wanted)):
+        status = DataStatus(num_workers=2)
+        _, batches = loader()
+        for batch in islice(batches, stop):
+            for sample in batch:
+                status.update(sample)
+        dataset, batches = loader()
+        dataset.set_data_status(status)
+        assert len(dataset) == 27 - sum(map(len, wanted[:stop]))
+        assert [[sample.index for sample in batch] for batch in batches] == wanted[stop:]
+
+
 # -- its own state
 
 
