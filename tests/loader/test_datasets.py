@@ -418,3 +418,19 @@ def test_making_a_dataset_keeps_nobody_alive(root, tmp_path, monkeypatch):
         assert make()() is None
     finally:
         gc.enable()
+
+
+# -- subclasses
+
+
+@pytest.mark.parametrize("name", ["index_generator", "index2indices", "shard_of", "success_sample"])
+def test_a_method_of_ones_own_is_called(root, name):
+    calls = []
+
+    def own(self, *arguments):
+        calls.append(arguments)
+        return getattr(SampleDataset, name)(self, *arguments)
+
+    dataset = type("Own", (SampleDataset,), {name: own})(root, shuffle=False, extensions=[".json"])
+    assert keys(dataset) == list(range(43))
+    assert len(calls) == (1 if name == "index_generator" else 43)
