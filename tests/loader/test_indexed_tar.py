@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -377,6 +378,26 @@ def test_extensions_leave_the_others_untouched(path: str, monkeypatch: pytest.Mo
         assert tar[0] == {"__key__": "a"} and tar.extensions == ()
     with pytest.raises(ValueError, match=r"a list such as \['\.txt'\]"):
         IndexedTarSamples(path, extensions=".txt")
+
+
+class Watched:
+    """A mapped tar that tells which bytes were taken from it."""
+
+    def __init__(self, buffer: mmap.mmap) -> None:
+        self.buffer, self.taken = buffer, list[tuple[int, int]]()
+
+    def __getitem__(self, part: slice) -> bytes:
+        self.taken.append((part.start, part.stop))
+        return self.buffer[part]
+
+
+def test_extensions_leave_the_others_untouched_in_the_map(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with IndexedTarSamples(path, extensions=[".txt"]) as tar:
+        watched = Watched(tar.tar.buffer)  # type: ignore[arg-type]
+        monkeypatch.setattr(IndexedTar, "plain", lambda self, view=False: watched)
+        assert [sample["__key__"] for sample in tar] == ["a", "b", "d/c"]
+        names = ["a.txt", "b.txt", "d/c.txt"]
+        assert watched.taken == [tar.index.span(tar.index.find_name(name)) for name in names]
 
 
 def test_numbered_extensions_are_meant_by_their_kind(tmp_path: Path) -> None:
