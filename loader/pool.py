@@ -14,15 +14,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Event
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 from loader.errors import ShardflowError
+from loader.workers import Workers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -93,12 +94,6 @@ def _call(function: Callable[..., Result], item: Any, arguments: tuple[Any, ...]
         raise
 
 
-def _unnumbered(
-    numbered: tuple[int, Item], function: Callable[..., Result], arguments: tuple[Any, ...]
-) -> Result:
-    return function(numbered[1], *arguments)
-
-
 def _start_child(parent: int, begun: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _unwind)
@@ -109,7 +104,7 @@ def _start_child(parent: int, begun: Event) -> None:
     begun.set()
 
 
-class Pool:
+class Pool(Workers):
     """`n_jobs` child processes, started on first use; with one job the work is done in this process.
 
     Use it from one thread, as a context manager: the kernel ties a child's life to the thread that
@@ -118,18 +113,23 @@ class Pool:
 
     def __init__(self, n_jobs: int) -> None:
         leave_if_imported()
-        self.n_jobs = n_jobs
+        super().__init__(
+            n_jobs, waiting=n_jobs + 1
+        )  # one beside each child, and one more: nobody waits for us
         self._executor: ProcessPoolExecutor | None = None
-        self._begun: Event | None = None  # set by each child that comes as far as to wait for work
+        self._started: Event | None = None  # set by each child that comes as far as to wait for work
 
     def run(
-        self, function: Callable[..., Result], items: Sequence[Item], *arguments: Any
+        self,
+        function: Callable[..., Result],
+        items: Sequence[Item],
+        *arguments: Any,
+        then: Sequence[Item] = (),
     ) -> Iterator[tuple[Item, Result | Exception]]:
-        """``function(item, *arguments)`` for each item; pairs come as they are completed.
+        """As `run_all`, but BrokenProcessPool is raised if a child was killed.
 
-        An exception of the function is a result, not raised. BrokenProcessPool is raised if a child was
-        killed: what had not been yielded by then may or may not have been done. CannotStart says what is wrong if
-        children can't even begin.
+        What had not been yielded by then may or may not have been done. CannotStart says what is wrong if children
+        can't even begin.
         """
         if self.n_jobs <= 1:
             for item in items:
@@ -139,23 +139,8 @@ class Pool:
                     outcome = error
                 yield item, outcome
             return
-        if self._executor is None:
-            context = _Context()
-            self._begun = context.Event()
-            self._executor = ProcessPoolExecutor(
-                self.n_jobs,
-                mp_context=context,
-                initializer=_start_child,
-                initargs=(os.getpid(), self._begun),
-            )
-        futures: dict[Future[Result], Item] = {}
         try:
-            with _interrupts_held():  # this starts the children
-                for item in items:
-                    futures[self._executor.submit(_call, function, item, arguments)] = item
-            for future in as_completed(futures):
-                # pop: a result is held no longer than its consumer wants it
-                item = futures.pop(future)
+            for item, future in self.completed(function, items, arguments, then):
                 failure = future.exception()
                 if failure is None:
                     yield item, future.result()
@@ -170,9 +155,25 @@ class Pool:
             self.terminate()
             raise
 
+    def submit(
+        self, function: Callable[..., Result], item: Any, arguments: tuple[Any, ...]
+    ) -> Future[Result]:
+        """Hand out one call; starts children as they are needed."""
+        if self._executor is None:
+            context = _Context()
+            self._started = context.Event()
+            self._executor = ProcessPoolExecutor(
+                self.n_jobs,
+                mp_context=context,
+                initializer=_start_child,
+                initargs=(os.getpid(), self._started),
+            )
+        with _interrupts_held():  # a child that is started now never gets any
+            return self._executor.submit(_call, function, item, arguments)
+
     def _refuse_to_go_on(self, statuses: Sequence[int | None]) -> None:
         """CannotStart if that is what the exit statuses of the children mean."""
-        if self._begun is None or self._begun.is_set():
+        if self._started is None or self._started.is_set():
             return
         if _UNGUARDED in statuses:
             raise CannotStart(
@@ -186,20 +187,28 @@ class Pool:
             ) from None
 
     def run_all(
-        self, function: Callable[..., Result], items: Sequence[Item], *arguments: Any
+        self,
+        function: Callable[..., Result],
+        items: Sequence[Item],
+        *arguments: Any,
+        then: Sequence[Item] = (),
     ) -> Iterator[tuple[Item, Result | Exception]]:
-        """Like `run`, but a killed child costs no more than the item that it worked on.
+        """Outcomes as they come (`Workers.run_all`); a killed child costs no more than the item that it worked on.
 
         What was under way when a child was killed (for memory, most often) is done again by fresh children, one
         at a time at the end; an item that ends its process twice has BrokenProcessPool as its result. Call this
         for steps that may be done twice. BrokenProcessPool is raised if the children die again and again, and nothing
         gets done.
         """
-        left, alone, rounds, done = dict(enumerate(items)), {}, 0, False
+        left, rounds, done = dict(enumerate(items)), 0, False
+        alone: list[Item] = []
+        numbers: dict[int, list[int]] = {}  # by id: equal items, and one item twice, are as good as others
+        for number, item in left.items():
+            numbers.setdefault(id(item), []).append(number)
         while left:
             try:
-                for (number, item), outcome in self.run(_unnumbered, list(left.items()), function, arguments):
-                    del left[number]
+                for item, outcome in self.run(function, list(left.values()), *arguments, then=then):
+                    del left[numbers[id(item)].pop()]
                     done = True
                     yield item, outcome
             except BrokenProcessPool as error:  # noqa: PERF203 - a round is no small step
@@ -209,9 +218,8 @@ class Pool:
                         "the processes are killed before anything is done: out of memory?"
                     ) from error
                 # Items are handed out in order: one in work and one waiting for each child, and one more.
-                for number in list(left)[: 2 * self.n_jobs + 1]:
-                    alone[number] = left.pop(number)
-        for item in alone.values():
+                alone += [left.pop(number) for number in list(left)[: 2 * self.n_jobs + 1]]
+        for item in alone:
             outcome = BrokenProcessPool("the process that worked on it was killed, twice: out of memory?")
             for _ in range(2):
                 with contextlib.suppress(BrokenProcessPool):
@@ -225,6 +233,7 @@ class Pool:
         They get a moment to remove what they have half-written.
         """
         executor, self._executor = self._executor, None
+        self.forget()
         if executor is None:
             return []
         children = list((getattr(executor, "_processes", None) or {}).values())
@@ -240,14 +249,9 @@ class Pool:
                 child.join()
         return [child.exitcode for child in children]
 
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.terminate()
-        elif self._executor is not None:
+    def close(self) -> None:
+        """End the children, after what they are at."""
+        self.forget()
+        if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
