@@ -88,29 +88,22 @@ def gen_meta_one(
         grouping=grouping,
         require_end=require_end,
     )
-    if index.checksum is None:  # `obtain_index` was asked for it
+    return describe(storage.relative(address, root), index, state)
+
+
+def describe(path: str, index: Index, state: str) -> TarReport:
+    """What an index that holds the checksum says of the tar at `path`; BadIndex if it is damaged."""
+    if index.checksum is None:
         raise BadIndex(f"{index.where}: no checksum in it. Delete it, and it is built again")
     return TarReport(
-        path=storage.relative(address, root),
+        path=path,
         num_samples=index.num_samples,
         size=index.tar_size,
         checksum=index.checksum,
         index=state,
         extensions=count_extensions(index),
-        skipped=_skipped(index),
+        skipped={why: (entry["count"], entry["names"]) for why, entry in index.skipped.items()},
     )
-
-
-def _skipped(index: Index) -> dict[str, tuple[int, list[str]]]:
-    try:
-        return {
-            str(why): (int(entry["count"]), [str(name) for name in entry["names"]])
-            for why, entry in index.skipped.items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadIndex(
-            f"{index.where}: damaged: its list of skipped members. Delete it, and it is built again"
-        ) from error
 
 
 def count_extensions(index: Index) -> dict[str, int]:

@@ -159,6 +159,12 @@ class Progress:
         elif self._clock() - self._said >= self._every:
             self._line()
 
+    def expect(self, total: int) -> None:
+        """There are `total` units of work, which was not known at first."""
+        self.total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
     def status(self) -> str:
         """``12/40 tars, 3.10 GiB, 402 MiB/s, 1 failed, 0:21 left``."""
         elapsed = self._clock() - self._began
