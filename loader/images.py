@@ -31,6 +31,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from loader.errors import BadSample
+from loader.exif import TURNED, exif_orientation
 
 Data = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]
@@ -47,6 +48,7 @@ _PLUGINS = {
     ".tiff": ("TiffImagePlugin", "TiffImageFile"),
     ".jp2": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
     ".avif": ("AvifImagePlugin", "AvifImageFile"),  # from Pillow 11.3 on
+    ".heic": ("pillow_heif", "HeifImageFile"),  # of the extra `heif`
 }
 _SIGNATURES = (
     (0, b"\xff\xd8\xff", ".jpg"),
@@ -61,7 +63,10 @@ _SIGNATURES = (
     (0, b"\0\0\0\x0cjP  \r\n\x87\n", ".jp2"),
     (4, b"ftypavif", ".avif"),
     (4, b"ftypavis", ".avif"),
+    (4, b"ftyphei", ".heic"),
+    (4, b"ftyphev", ".heic"),
 )
+_CONTAINERS = (b"ftypmif1", b"ftypmsf1")  # of AVIF or HEIC: the brands that follow tell
 _WARN_OF_SIZE = (".tiff", ".gif")  # Pillow does, while it opens these
 _RGB_PROFILE_MODES = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA")
 
@@ -85,19 +90,21 @@ _TURN_PIXELS: dict[int, Callable[[Pixels], Pixels]] = {
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
 
-_TURNED = 5  # from this orientation on, height and width change places
 
 # JPEG markers: frames of other kinds, restarts, start, end, and pixels with no frame before them.
 _NO_PLAIN_JPEG = frozenset((*range(0xC5, 0xCC), *range(0xCD, 0xDB)))
 
 
 def image_extension(data: Data) -> str | None:
-    """The true format by the first bytes: one of ``.jpg .png .webp .gif .bmp .tiff .jp2 .avif``, or None."""
+    """The true format by the first bytes: ``.jpg .png .webp .gif .bmp .tiff .jp2 .avif .heic``, or None."""
     head = bytes(data[:16])
     for offset, signature, extension in _SIGNATURES:
         if head.startswith(signature, offset):
             # A WAV or AVI file is RIFF too, and four letters alone at byte 8 prove nothing.
             return extension if extension != ".webp" or head.startswith(b"RIFF") else None
+    if head[4:12] in _CONTAINERS:
+        brands = bytes(data[16 : min(int.from_bytes(head[:4], "big"), 256)])
+        return ".avif" if b"avif" in brands or b"avis" in brands else ".heic"
     return None
 
 
@@ -112,7 +119,7 @@ def image_size(data: Data) -> tuple[int, int]:
     else:
         image = _opened(data, lambda image: image)
         (width, height), orientation = image.size, _orientation(image)
-    return (width, height) if orientation >= _TURNED else (height, width)
+    return (width, height) if orientation >= TURNED else (height, width)
 
 
 def decode_image(
@@ -156,30 +163,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image.load()
         seen = _seen(image)
         return _strip(image.copy() if seen is image else seen, image)
-
-
-def exif_orientation(exif: bytes) -> int:
-    """1 to 8, from EXIF bytes with or without their ``Exif`` prefix; 1 (as stored) where absent or malformed.
-
-    Pillow's own reader parses every tag, and warns or raises where any of them is damaged.
-    """
-    tiff = exif[6:] if exif.startswith(b"Exif\0\0") else exif
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{order}H", tiff, start)
-        for entry in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
-            if tag == 0x0112:
-                # SHORT by the standard; some cameras write BYTE or LONG.
-                code = {1: "B", 3: "H", 4: "I"}.get(kind)
-                value = struct.unpack_from(f"{order}{code}", tiff, entry + 8)[0] if code else 1
-                return value if 1 <= value <= 8 else 1
-    except struct.error:  # the block ends before what it announces
-        pass
-    return 1
 
 
 def _opened(data: Data, read: Callable[[ImageFile.ImageFile], ImageFile.ImageFile]) -> ImageFile.ImageFile:
@@ -226,7 +209,7 @@ def _decode(
 
 def _stored(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """A size as seen → as stored."""
-    return (size[1], size[0]) if orientation >= _TURNED else size
+    return (size[1], size[0]) if orientation >= TURNED else size
 
 
 def _scale(header: _JpegHeader, at_least: tuple[int, int] | None) -> dict[str, int]:
@@ -255,9 +238,12 @@ def _quiet() -> Iterator[None]:
 
 def _plugin(extension: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
     module, name = _PLUGINS[extension]
-    return cast(
-        Callable[[io.BytesIO], ImageFile.ImageFile], getattr(importlib.import_module(f"PIL.{module}"), name)
-    )
+    try:
+        found = importlib.import_module(module if extension == ".heic" else f"PIL.{module}")
+    except ImportError as error:
+        wanted = "pip install 'shardflow[heif]'" if extension == ".heic" else "a newer Pillow"
+        raise BadSample(f"{extension} can't be decoded here: it needs {wanted}") from error
+    return cast(Callable[[io.BytesIO], ImageFile.ImageFile], getattr(found, name))
 
 
 @contextlib.contextmanager
