@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, get_args
 
-from flows.parameters import packing_fields
+from flows.parameters import RUN_OPTIONS, packing_fields
 from loader import progress, storage
 from loader.arguments import not_negative, whole
 from loader.progress import printable
@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from flows import demo
 
         return progress.command(lambda: int(demo.main(values["out"]) or 0), f"{NAME} demo")
+    if name == "up":
+        from flows import up
+
+        return progress.command(lambda: up.main(**values), f"{NAME} up")
     direct = values.pop("direct")
     return progress.command(lambda: run_job(name, values, direct), f"{NAME} {name}")
 
@@ -77,6 +81,7 @@ def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
     }
     jobs.check(job, parameters)
     if direct:
+        jobs.no_blocks(parameters.get("storage_block", ""))
         from flows.direct import Direct
         from flows.steps import Pools
 
@@ -120,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
   shardflow demo                               pack real photographs, read them back in training order
   shardflow prepare job.yaml                   pack, gen-meta and warmup, in order
   shardflow prepare job.yaml --direct          the same without Prefect
+  shardflow up                                 the same from forms in a browser, and every night
   shardflow show /data/photos                  what a dataset holds
   shardflow show /data/photos/shard-000000.tar#17
 
@@ -147,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_gen_meta(commands)
     _add_warmup(commands)
+    _add_up(commands)
     show = _add(commands, "show", "print what a tar, an index, a dataset or one sample holds", """examples:
   shardflow show /data/photos                  a dataset's folder
   shardflow show shard-000000.tar              a tar, or its .index
@@ -217,6 +224,20 @@ def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
             help=_described(field).replace("%", "%%"),
         )
 
+    _add_running(parser)
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    for name, (kind, usual, text) in RUN_OPTIONS.items():
+        choices = get_args(kind)
+        said = text.partition(". Empty: ")[0].rstrip(".") + (f" (default: {usual})" if usual else "")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            choices=choices or None,
+            metavar=None if choices else "TEXT",
+            help=said[0].lower() + said[1:],
+        )
+
 
 def _described(field: Field) -> str:
     """A field's description with its default at the end; a form says it otherwise ("Empty: ...")."""
@@ -254,6 +275,31 @@ def _add_warmup(commands: Any) -> None:
     _add_reading(parser)
 
 
+def _add_up(commands: Any) -> None:
+    parser = _add(commands, "up", "a Prefect server with its pages, and everything that it can start", """examples:
+  shardflow up                                 pages at http://127.0.0.1:4200
+  shardflow up --port 4300 --home /data/prefect
+  PREFECT_API_URL=https://prefect.example.org/api shardflow up     serves for that server, starts none
+
+Forms, schedules, progress and reports are in the pages; flows run on this machine, in this folder, until Ctrl-C, which
+cancels what is at work. Meanwhile 'shardflow prepare' and the others are recorded there as well.""")  # fmt: skip
+    parser.add_argument(
+        "--host", metavar="HOST",
+        help="where the server listens (default: 127.0.0.1; 0.0.0.0 lets in everybody who can reach this machine: "
+        "there is no password)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--port", type=not_negative, metavar="N", help="its port (default: 4200; 0: any that is free)"
+    )
+    parser.add_argument(
+        "--home", metavar="DIR", help="where it keeps its records (default: PREFECT_HOME, else ~/.prefect)"
+    )
+    parser.add_argument(
+        "--schedules", dest="schedule_file", metavar="FILE",
+        help="what runs by itself, YAML (default: configs/schedules.yaml, where there is one)",
+    )  # fmt: skip
+
+
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--n-jobs", type=not_negative, metavar="N", help="at most this many processes (default: all cores)"
@@ -268,6 +314,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-end-ok", action="store_true", help="accept tars without the zero blocks at their end"
     )
+    _add_running(parser)
 
 
 def _positive(text: str) -> int:

@@ -9,7 +9,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import run_name
+from flows.parameters import Runner, described, run_name
 
 
 def _name() -> str:
@@ -17,13 +17,17 @@ def _name() -> str:
 
 
 @flow(name="gen-meta", flow_run_name=_name, persist_result=False)
+@described
 def gen_meta(
-    dataset: str,
+    dataset: Annotated[str, Field(min_length=1)],
     meta_save_path: str = "",
     n_jobs: Annotated[int, Field(ge=0)] = 0,
     index_root: str = "",
     grouping: Literal["auto", "numbered", "plain"] = "auto",
     no_end_ok: bool = False,
+    runner: Runner = "local",
+    dask_address: str = "",
+    storage_block: str = "",
 ) -> Any:
     """Write meta.json, meta_stats.json and the missing indexes of a folder of tars.
 

@@ -12,6 +12,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
+from flows import lifeline
+from flows.blocks import storage_options
 from flows.jobs import perform
 from flows.steps import Pools, Results
 from tasks.group import Group, Work
@@ -80,9 +82,10 @@ def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:
 
 def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
     """The whole of a flow: the job, its report as artifacts, and the final state, which has it as its data."""
+    lifeline.hold()
     with Pools() as pools:
         groups = Groups(pools)
-        report = perform(job, parameters, groups)
+        report = perform(job, parameters, groups, storage_options)
     report = replace(report, task_runs=groups.task_runs)
     try:
         create_table_artifact(report.rows(), key=f"{job}-table", description=report.message())

@@ -12,49 +12,83 @@ from flows import steps
 from flows.parameters import command_line, resolve
 from flows.report import Report, StepReport, refuse_credentials
 from flows.steps import Run
-from loader.errors import ShardflowError
+from loader.errors import BadConfig, ShardflowError
+from tasks.config import PackConfig, override
 
 Steps = tuple[StepReport, ...]
+Options = Mapping[str, Any] | None
+Find = Callable[[str], Options]
+
+# Who does the work, and with which keys: not for the steps, which are told otherwise.
+RUNNING = ("runner", "dask_address", "storage_block")
+
+
+def no_blocks(name: str) -> Options:
+    """The options of no block; BadConfig for the name of one: blocks are Prefect's."""
+    if name:
+        raise BadConfig(
+            f"storage_block is {name!r}, a block of Prefect's: without Prefect, say keys and endpoint by the environment "
+            "or as storage_options in the config file"
+        )
+    return None
+
+
+def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name not in RUNNING}
 
 
 def check(job: str, parameters: Mapping[str, Any]) -> None:
     """BadConfig for parameters that can't be meant; looks at nothing but the parameters and the config file."""
-    values = dict(parameters)
+    values = _own(parameters)
     if job in ("prepare", "pack"):
         resolve(values.pop("config", ""), values)
     else:
         refuse_credentials(**{name: value for name, value in values.items() if isinstance(value, str)})
 
 
-def perform(job: str, parameters: Mapping[str, Any], run: Run) -> Report:
-    """Do a job to its end, or to the first step that fails. What is wrong with an input is told by the report."""
+def perform(job: str, parameters: Mapping[str, Any], run: Run, find_options: Find = no_blocks) -> Report:
+    """Do a job to its end, or to the first step that fails. What is wrong with an input is told by the report.
+
+    `find_options` gives the storage options of the block that the parameters name: for every store that no config
+    or registry says anything of.
+    """
     try:
         check(job, parameters)
-        done = _JOBS[job](dict(parameters), run)
+        options = find_options(parameters.get("storage_block", ""))
+        done = _JOBS[job](_own(parameters), run, options)
     except (ShardflowError, OSError) as error:
         done = (StepReport(job, problem=str(error) or type(error).__name__),)
     return Report(job, done, command_line(job, parameters))
 
 
-def _prepare(values: dict[str, Any], run: Run) -> Steps:
-    return steps.prepare(resolve(values.pop("config", ""), values), run)
+def _config(values: dict[str, Any], options: Options) -> PackConfig:
+    config = resolve(values.pop("config", ""), values)
+    return override(config, storage_options=options) if options and config.storage_options is None else config
 
 
-def _pack(values: dict[str, Any], run: Run) -> Steps:
-    return steps.pack(resolve(values.pop("config", ""), values), run)
+def _prepare(values: dict[str, Any], run: Run, options: Options) -> Steps:
+    return steps.prepare(_config(values, options), run)
 
 
-def _gen_meta(values: dict[str, Any], run: Run) -> Steps:
+def _pack(values: dict[str, Any], run: Run, options: Options) -> Steps:
+    return steps.pack(_config(values, options), run)
+
+
+def _gen_meta(values: dict[str, Any], run: Run, options: Options) -> Steps:
     require_end = not values.pop("no_end_ok", False)
-    return steps.gen_meta(values.pop("dataset"), run, require_end=require_end, **values)
+    return steps.gen_meta(
+        values.pop("dataset"), run, require_end=require_end, storage_options=options, **values
+    )
 
 
-def _warmup(values: dict[str, Any], run: Run) -> Steps:
+def _warmup(values: dict[str, Any], run: Run, options: Options) -> Steps:
     require_end = not values.pop("no_end_ok", False)
-    return steps.warmup(values.pop("patterns"), run, require_end=require_end, **values)
+    return steps.warmup(
+        values.pop("patterns"), run, require_end=require_end, storage_options=options, **values
+    )
 
 
-_JOBS: dict[str, Callable[[dict[str, Any], Run], Steps]] = {
+_JOBS: dict[str, Callable[[dict[str, Any], Run, Options], Steps]] = {
     "prepare": _prepare,
     "pack": _pack,
     "gen-meta": _gen_meta,

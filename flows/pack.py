@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import CONFIGURED, described, run_name
+from flows.parameters import packing_form, run_name
 
 
 def _name() -> str:
@@ -18,24 +17,10 @@ def _name() -> str:
 
 
 @flow(name="pack", flow_run_name=_name, persist_result=False)
-@described
-def pack(
-    config: str = "",
-    source: str = "",
-    output: str = "",
-    recipe: str = "",
-    image_root: str = "",
-    max_samples: Annotated[int, Field(ge=0)] = 0,
-    max_bytes: Annotated[int, Field(ge=0)] = 0,
-    on_error: Literal["as configured", "skip", "raise"] = CONFIGURED,
-    max_bad_fraction: Annotated[float, Field(ge=-1, le=1)] = -1.0,
-    key_prefix: str = "",
-    image_names: Literal["as configured", "numbered", "extension"] = CONFIGURED,
-    n_jobs: Annotated[int, Field(ge=-1)] = -1,
-    recipe_folder: str = "",
-) -> Any:
+@packing_form
+def pack(**parameters: Any) -> Any:
     """Pack JSON records and their pictures as shards, with their indexes and meta.json.
 
     Run it again at any time: what is done is kept, the rest is done, and the bytes are the same.
     """
-    return conclude("pack", locals())
+    return conclude("pack", parameters)

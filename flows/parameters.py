@@ -1,7 +1,8 @@
 """The parameters of flows, as forms and command lines give them: flat, typed, described, no secrets. No Prefect in here.
 
 A form can't leave a field out, so each field of a packing job has one value that means "as in the config file,
-else the usual": an empty text, 0, -1, or "as configured".
+else the usual": an empty text, 0, -1, or "as configured". The forms of `pack` and `prepare` are made from the
+fields of `PackConfig` (`packing_form`), so that they can't differ.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from flows.report import refuse_credentials
 from loader import storage
@@ -37,8 +38,31 @@ UNSET: dict[str, Any] = {
     "recipe_folder": "",
 }
 _USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False}
+_RUN = {"runner": "local"}
 _POSITIONAL = ("config", "dataset", "patterns")
+_KINDS = {"str": str, "int": int, "float": float}
+_LIMITS = {"max_bad_fraction": {"le": 1}}
 CONFIG = "YAML file of a packing job, a path or URL; the fields below override what it says. Empty: no file."
+
+Runner = Literal["local", "dask", "ray"]
+# The last fields of every form: who does the work. (type, default, description)
+RUN_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "runner": (
+        Runner,
+        "local",
+        "Who does the work: processes of the machine that the flow runs on (local), or a Dask or Ray cluster.",
+    ),
+    "dask_address": (
+        str,
+        "",
+        "Scheduler of the Dask cluster, such as tcp://10.0.0.1:8786. Empty: a cluster on this machine, if the runner is dask.",
+    ),
+    "storage_block": (
+        str,
+        "",
+        "Name of a block 'Storage options' (Blocks, in these pages) with endpoint and keys of the object store. Empty: those of the environment, or of the config file.",
+    ),
+}
 
 
 def packing_fields() -> list[packing.Field]:
@@ -46,11 +70,32 @@ def packing_fields() -> list[packing.Field]:
     return [field for field in packing.fields() if field.name in UNSET]
 
 
-def described(function: Function) -> Function:
-    """Give a flow's function the ``Args:`` that Prefect shows beside its form."""
+def packing_form(function: Function) -> Function:
+    """Give a flow's function, which takes any keywords, the parameters of a packing job and their ``Args:``."""
+    from pydantic import Field
+
+    def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+    parameters = [parameter("config", str, "")]
+    for field in packing_fields():
+        unset = UNSET[field.name]
+        kind: Any = Literal[(CONFIGURED, *field.choices)] if field.choices else _KINDS[field.type]
+        if field.type in ("int", "float"):
+            kind = Annotated[kind, Field(ge=unset, **_LIMITS.get(field.name, {}))]
+        parameters.append(parameter(field.name, kind, unset))
+    parameters += [parameter(name, kind, default) for name, (kind, default, _) in RUN_OPTIONS.items()]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     fields = [f"    {field.name}: {_text(field)}" for field in packing_fields()]
     lines = [inspect.getdoc(function) or "", "", "Args:", f"    config: {CONFIG}", *fields]
     function.__doc__ = "\n".join(lines)
+    return described(function)
+
+
+def described(function: Function) -> Function:
+    """Add the run options to the ``Args:`` of a flow's function, which Prefect shows beside its form."""
+    lines = [f"    {name}: {text}" for name, (_, _, text) in RUN_OPTIONS.items()]
+    function.__doc__ = "\n".join([(inspect.getdoc(function) or "").rstrip(), *lines])
     return function
 
 
@@ -84,7 +129,7 @@ def resolve(config: str, fields: Mapping[str, Any]) -> PackConfig:
 def command_line(job: str, parameters: Mapping[str, Any]) -> str:
     """The command that does the same from a terminal."""
     words = ["shardflow", job]
-    usual = UNSET if job in ("pack", "prepare") else _USUAL
+    usual = {**_RUN, **(UNSET if job in ("pack", "prepare") else _USUAL)}
     for name, value in parameters.items():
         if value == usual.get(name, ""):
             continue

@@ -15,25 +15,15 @@ import contextlib
 import importlib.util
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
+from flows.home import running
+from flows.server_process import Say, ServerProcess, ServerUnreachable
 from loader.errors import ShardflowError
 
-Say = Callable[[str], None]
-
-_START = 120.0  # seconds; 8 to 13 on an idle machine
-_PATIENCE = 15.0  # seconds before it is said again what is waited for
 _SETTLE = 60.0  # seconds for the embedded server to write what it was told
 _FAR = 10.0  # seconds for a server elsewhere to answer
 
@@ -45,7 +35,14 @@ _ENVIRONMENT = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
 }
+_CHECK = (
+    "Start one (shardflow up), correct PREFECT_API_URL, unset it for an embedded server, or run without Prefect with "
+    "--direct"
+)
 # As Prefect starts its own: no UI, few services.
+_ADVICE = (
+    "Run without Prefect with --direct, or start a server of your own (shardflow up) and set PREFECT_API_URL"
+)
 _EMBEDDED = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
 
@@ -53,8 +50,13 @@ class NoPrefect(ShardflowError, ImportError):
     """Prefect is not installed."""
 
 
-class ServerUnreachable(ShardflowError, ConnectionError):
-    """No Prefect API answers, there or from the embedded server."""
+def require_prefect() -> None:
+    """NoPrefect if it is not there."""
+    if importlib.util.find_spec("prefect") is None:
+        raise NoPrefect(
+            "Prefect is not installed: pip install 'shardflow[flows]' brings it, or run the same steps without it "
+            "with --direct"
+        )
 
 
 def set_environment() -> None:
@@ -128,25 +130,25 @@ def connected(say: Say) -> Iterator[Api]:
     NoPrefect, ServerUnreachable. Inside, flow runs send no heartbeats to an embedded server: each would cost
     a second, and nobody listens.
     """
-    if importlib.util.find_spec("prefect") is None:
-        raise NoPrefect(
-            "Prefect is not installed: pip install 'shardflow[flows]' brings it, or run the same steps without it "
-            "with --direct"
-        )
+    require_prefect()
     set_environment()
-    from prefect.settings import get_current_settings
+    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
-    url = get_current_settings().api.url
-    if url:
+    settings = get_current_settings()
+    if url := settings.api.url:
         check(url)
         yield Api(url, embedded=False)
+    elif url := running(settings.home):  # `shardflow up` on these records
+        check(url)
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield Api(url, embedded=False)
     else:
         with embedded(say) as started:
             yield started
 
 
-def check(url: str) -> None:
-    """ServerUnreachable if no Prefect API answers at `url`."""
+def check(url: str, advice: str = _CHECK) -> None:
+    """ServerUnreachable if no Prefect API answers at `url`; `advice` says what to do then."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -162,10 +164,14 @@ def check(url: str) -> None:
     if failure is None:
         return
     reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-    raise ServerUnreachable(
-        f"no Prefect API answers at {shown} ({reason}). Start one (prefect server start), correct PREFECT_API_URL, "
-        "unset it for an embedded server, or run without Prefect with --direct"
-    )
+    raise ServerUnreachable(f"no Prefect API answers at {shown} ({reason}). {advice}")
+
+
+def pages(url: str) -> str:
+    """Where a browser finds the pages that belong to an API."""
+    from prefect.settings import get_current_settings
+
+    return (get_current_settings().ui_url or url.removesuffix("/api")).rstrip("/")
 
 
 def without_credentials(url: str) -> str:
@@ -187,7 +193,7 @@ def embedded(say: Say) -> Iterator[Api]:
     say("starting Prefect's embedded server, 8 to 13 seconds (none is needed with --direct)…")
     began = time.monotonic()
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    with _Process({**settings, **_EMBEDDED}) as process:
+    with ServerProcess({**settings, **_EMBEDDED}, "127.0.0.1", 0, _ADVICE) as process:
         process.wait_ready(say)
         say(f"Prefect's embedded server is up after {time.monotonic() - began:.1f} s")
         with temporary_settings({PREFECT_API_URL: process.url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
@@ -196,81 +202,3 @@ def embedded(say: Say) -> Iterator[Api]:
             except BaseException:
                 flush(1.0)  # that the run was interrupted, say; nothing can be sent later
                 raise
-
-
-class _Process:
-    """The server's process; leaving the context ends it."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
-        self._quiet = threading.Event()
-        self._said: list[str] = []
-
-    def __enter__(self) -> _Process:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-            script = str(Path(__file__).with_name("embedded.py"))
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child keeps it blocked
-            try:
-                self._child = subprocess.Popen(
-                    [sys.executable, script, str(listening.fileno()), str(os.getpid())],
-                    env={**os.environ, **self._environment},
-                    pass_fds=[listening.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._reader = threading.Thread(target=self._forward, args=(self._child.stderr,), daemon=True)
-        self._reader.start()
-        return self
-
-    def _forward(self, stream: IO[str]) -> None:
-        """What the server complains of, until it is told to stop: what it says then is of no use to anybody."""
-        for line in stream:
-            self._said.append(line)
-            del self._said[:-20]
-            if not self._quiet.is_set():
-                sys.stderr.write(f"Prefect server: {line}")
-
-    def wait_ready(self, say: Say) -> None:
-        """Return when the API answers; ServerUnreachable if the process ends, or takes too long."""
-        began = told = time.monotonic()
-        while (now := time.monotonic()) < began + _START:
-            if now - told > _PATIENCE:
-                told = now
-                say(f"still starting, after {now - began:.0f} s: a busy machine, or the first start of all")
-            if self._child.poll() is not None:
-                self._reader.join(1)
-                last = self._said[-1].strip() if self._said else "it said nothing"
-                raise ServerUnreachable(
-                    f"Prefect's embedded server ended as it started, with status {self._child.returncode} ({last}). "
-                    "Run without Prefect with --direct, or start a server of your own and set PREFECT_API_URL"
-                )
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=1) as answer:
-                    if answer.status == 200:
-                        return
-            except (OSError, urllib.error.URLError):
-                pass
-            time.sleep(0.1)
-        raise ServerUnreachable(
-            f"Prefect's embedded server did not answer within {_START:.0f} seconds. Run without Prefect with --direct, "
-            "or start a server of your own and set PREFECT_API_URL"
-        )
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._quiet.set()
-        self._child.terminate()
-        in_a_hurry = kind is not None and not issubclass(kind, Exception)
-        try:
-            self._child.wait(0.5 if in_a_hurry else 10)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._reader.join(1)
-        if self._child.stderr:
-            self._child.stderr.close()

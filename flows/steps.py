@@ -88,14 +88,16 @@ def gen_meta(
     index_root: str = "",
     grouping: str = "auto",
     require_end: bool = True,
+    storage_options: StorageOptions | None = None,
 ) -> tuple[StepReport, ...]:
     """Indexes, checksums and meta.json of a folder of tars."""
 
     def body() -> tuple[StepReport, ...]:
         options = (index_root or None, grouping, require_end)
-        return (_gen_meta(storage.normalise(root), run, meta_save_path or None, n_jobs, None, options)[0],)
+        target = storage.normalise(root)
+        return (_gen_meta(target, run, meta_save_path or None, n_jobs, storage_options, options)[0],)
 
-    return _caught("gen_meta", str, body)
+    return _caught("gen_meta", redactor(storage_options), body)
 
 
 def warmup(
@@ -107,15 +109,16 @@ def warmup(
     index_root: str = "",
     grouping: str = "auto",
     require_end: bool = True,
+    storage_options: StorageOptions | None = None,
 ) -> tuple[StepReport, ...]:
     """The indexes of the tars that comma-separated patterns name, built where they are missing or stale."""
-    names: list[Any] = []
+    names: list[Any] = [storage_options]
 
     def body() -> tuple[StepReport, ...]:
         path = registry or (REGISTRY if os.path.exists(REGISTRY) else "")
         known = load_registry(path) if path else None
         names.extend(entry.storage_options for entry in (known or {}).values())
-        targets = find_targets(patterns, known)
+        targets = find_targets(patterns, known, storage_options)
         return (_warmup(targets, run, n_jobs, (index_root or None, grouping, require_end)),)
 
     return _caught("warmup", lambda text: redactor(*names)(text), body)

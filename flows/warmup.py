@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
+from flows.parameters import Runner, described
 
 _LONGEST = 100  # characters of a run's name
 
@@ -20,13 +21,17 @@ def _name() -> str:
 
 
 @flow(name="warmup", flow_run_name=_name, persist_result=False)
+@described
 def warmup(
-    patterns: str,
+    patterns: Annotated[str, Field(min_length=1)],
     registry: str = "",
     n_jobs: Annotated[int, Field(ge=0)] = 0,
     index_root: str = "",
     grouping: Literal["auto", "numbered", "plain"] = "auto",
     no_end_ok: bool = False,
+    runner: Runner = "local",
+    dask_address: str = "",
+    storage_block: str = "",
 ) -> Any:
     """Build the missing and stale indexes of tars. What is fresh is left alone, so it may run as often as one likes.
 

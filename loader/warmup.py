@@ -23,6 +23,7 @@ from loader.meta import ShardMeta, read_meta
 from loader.pool import Pool, processes
 from loader.progress import command, complain, human_size, human_time, progress, table
 from loader.registry import DatasetEntry, load_registry, matching, redactor, resolve
+from loader.storage import StorageOptions
 
 REGISTRY = "configs/datasets.json"  # taken if it is there
 _PATHS = ("/", "./", "../", "~")  # what begins so is no dataset name
@@ -78,10 +79,15 @@ def warmup_one(
     return WarmReport(target.address, state == "built", index.num_samples, index.tar_size)
 
 
-def find_targets(patterns: str, registry: Mapping[str, DatasetEntry] | None = None) -> list[Target]:
+def find_targets(
+    patterns: str,
+    registry: Mapping[str, DatasetEntry] | None = None,
+    storage_options: StorageOptions | None = None,
+) -> list[Target]:
     """The tars that comma-separated patterns name, each once, in the order of the patterns.
 
     A pattern is looked up among the names of the registry first, then as a tar, a folder or a glob over either.
+    `storage_options` are for what the registry doesn't name.
     UnknownDataset, FileNotFoundError or BadMeta if one of them leads to no tar.
     """
     parts = [part for text in patterns.split(",") if (part := text.strip())]
@@ -89,7 +95,7 @@ def find_targets(patterns: str, registry: Mapping[str, DatasetEntry] | None = No
         raise UnknownDataset(f"{patterns!r} names nothing: give dataset names, folders of tars, or globs")
     found: dict[str, Target] = {}
     for part in parts:
-        for target in _named(part, registry or {}) or _on_disk(part, registry):
+        for target in _named(part, registry or {}) or _on_disk(part, registry, storage_options):
             found.setdefault(target.address, target)
     return list(found.values())
 
@@ -111,9 +117,11 @@ def _named(part: str, registry: Mapping[str, DatasetEntry]) -> list[Target]:
     return targets
 
 
-def _on_disk(part: str, registry: Mapping[str, DatasetEntry] | None) -> list[Target]:
+def _on_disk(
+    part: str, registry: Mapping[str, DatasetEntry] | None, options: StorageOptions | None
+) -> list[Target]:
     try:
-        return [Target(address) for address in storage.expand(part, ".tar")]
+        return [Target(address, options) for address in storage.expand(part, ".tar", options)]
     except FileNotFoundError as error:
         if part.startswith(_PATHS) or "://" in part:
             raise

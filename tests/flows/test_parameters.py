@@ -24,7 +24,8 @@ def test_the_forms_of_packing_have_every_field_but_secrets(name: str) -> None:
 
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     defaults = {n: p.default for n, p in inspect.signature(flow.fn).parameters.items()}
-    assert defaults == {"config": "", **UNSET}
+    running = {"runner": "local", "dask_address": "", "storage_block": ""}
+    assert defaults == {"config": "", **UNSET, **running}
     assert set(UNSET) == {field.name for field in fields(PackConfig)} - {
         "storage_options",
         "source_storage_options",
