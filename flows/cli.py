@@ -216,9 +216,13 @@ def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
         "(endpoints, keys) are said there alone",
     )
     for field in packing_fields():
+        option = f"--{field.name.replace('_', '-')}"
+        if field.type == "bool":
+            parser.add_argument(option, action="store_true", help=field.description.replace("%", "%%"))
+            continue
         parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=_TYPES.get(field.name, str),
+            option,
+            type=_TYPES.get(field.name, _TYPES_BY_KIND.get(field.type, str)),
             choices=field.choices or None,
             metavar=None if field.choices else _METAVARS.get(field.type, "TEXT"),
             help=_described(field).replace("%", "%%"),
@@ -324,6 +328,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
 def _share(text: str) -> float:
     try:
         number = float(text)
@@ -340,6 +351,7 @@ _TYPES = {
     "max_bytes": _positive,
     "max_bad_fraction": _share,
 }
+_TYPES_BY_KIND = {"int": not_negative, "float": _number}
 _METAVARS = {"int": "N", "float": "SHARE"}
 
 

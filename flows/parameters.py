@@ -22,25 +22,21 @@ from tasks.config import PackConfig
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONFIGURED: Final = "as configured"
-# The value of a field that leaves it as it is.
+_UNSET_BY_TYPE = {"str": "", "int": -1, "float": -1.0, "bool": False}
+# The value of a field that leaves it as it is. Options of file systems, which may hold secrets, are no fields here.
 UNSET: dict[str, Any] = {
-    "source": "",
-    "output": "",
-    "recipe": "",
-    "image_root": "",
+    **{
+        field.name: CONFIGURED if field.choices else _UNSET_BY_TYPE[field.type]
+        for field in packing.fields()
+        if field.type in _UNSET_BY_TYPE
+    },
     "max_samples": 0,
     "max_bytes": 0,
-    "on_error": CONFIGURED,
-    "max_bad_fraction": -1.0,
-    "key_prefix": "",
-    "image_names": CONFIGURED,
-    "n_jobs": -1,
-    "recipe_folder": "",
 }
 _USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False}
 _RUN = {"runner": "local"}
 _POSITIONAL = ("config", "dataset", "patterns")
-_KINDS = {"str": str, "int": int, "float": float}
+_KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 _LIMITS = {"max_bad_fraction": {"le": 1}}
 CONFIG = "YAML file of a packing job, a path or URL; the fields below override what it says. Empty: no file."
 
@@ -107,6 +103,8 @@ def _text(field: packing.Field) -> str:
     if field.default == "":
         text = text if "Empty: " in text else f"{text} Empty: none."
         return text.replace("Empty: ", "Empty: as in the config file, or else ")
+    if field.type == "bool":
+        return f"{text} Not ticked: as in the config file, or else {'yes' if field.default else 'no'}."
     usual = field.default if isinstance(field.default, str) else f"{field.default:,}"
     how = "Empty" if unset == "" else unset.capitalize() if isinstance(unset, str) else f"{unset:g}"
     return f"{text} {how}: as in the config file, or else {usual}."

@@ -153,6 +153,23 @@ def decode_array(data: Data, max_pixels: int = MAX_PIXELS, at_least: tuple[int, 
     return np.array(decode_image(data, max_pixels, at_least))
 
 
+def read_metadata(data: Data) -> dict[str, bytes]:
+    """EXIF and XMP as they stand in a picture's header, under ``exif`` and ``xmp`` where there are any."""
+    image = _opened(data, lambda image: image)
+    found = {"exif": image.info.get("exif"), "xmp": image.info.get("xmp")}
+    return {name: value for name, value in found.items() if isinstance(value, bytes) and value}
+
+
+def turn_back(orientation: int) -> Image.Transpose | None:
+    """What makes stored pixels of seen ones, under that EXIF orientation; None where they are the same."""
+    turn = _TURN_IMAGE.get(orientation)
+    quarter = {
+        Image.Transpose.ROTATE_270: Image.Transpose.ROTATE_90,
+        Image.Transpose.ROTATE_90: Image.Transpose.ROTATE_270,
+    }
+    return turn if turn is None else quarter.get(turn, turn)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """A new RGB image of what a person sees in `image`, which is left as it was.
 

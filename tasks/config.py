@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from dataclasses import fields as _fields
 from typing import Any, NamedTuple, cast
 
@@ -18,69 +18,89 @@ import yaml
 
 from loader import storage
 from loader.errors import BadAddress, BadConfig
-from tasks import recipes
+from tasks import image_options, recipes
+from tasks.image_options import ImageOptions, about
 
 _MAX_CONFIG = 1 << 20  # bytes of a YAML
 _PREFIX = re.compile(r"[A-Za-z0-9_]{0,64}")  # in a key: no '.', '-' or '/', and the name stays in plain ustar
 _PATHS = ("source", "output", "image_root", "recipe_folder")
 
 
-def _about(text: str, default: Any = MISSING, hidden: bool = False, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, repr=not hidden, metadata={"description": text, "choices": choices})
-
-
 @dataclass(frozen=True)
 class PackConfig:
     """One packing job. Paths are absolute or URLs after construction; BadConfig names the wrong field."""
 
-    source: str = _about(
+    source: str = about(
         "Records to pack: a .json (object or list) or .jsonl file, a folder of them, or a glob; local or any "
         "fsspec URL."
     )
-    output: str = _about("Folder or URL that the shards go to. It belongs to this job alone.")
-    recipe: str = _about(
+    output: str = about("Folder or URL that the shards go to. It belongs to this job alone.")
+    recipe: str = about(
         "How a record becomes a sample: 'default', or 'module:function' for a recipe of your own.", "default"
     )
-    image_root: str = _about(
+    image_root: str = about(
         "Folder or URL that relative picture addresses are seen from. Empty: the folder of the source file.",
         "",
     )
-    max_samples: int = _about("Rows for each shard.", 10_000)
-    max_bytes: int = _about(
+    max_samples: int = about("Rows for each shard.", 10_000)
+    max_bytes: int = about(
         "Bytes at which a shard ends early and the rest of its rows goes on in shard-NNNNNN_001.tar.", 1 << 30
     )
-    on_error: str = _about(
+    on_error: str = about(
         "A record that cannot be packed: 'skip' leaves it out and reports it, 'raise' ends the run.",
         "skip",
         choices=("skip", "raise"),
     )
-    max_bad_fraction: float = _about(
+    max_bad_fraction: float = about(
         "Share of all records, 0 to 1, that may be left out; above it the run ends with an error.", 0.05
     )
-    key_prefix: str = _about(
+    key_prefix: str = about(
         "Put before each sample's number in its key: letters, digits and '_', to keep the keys of several "
         "datasets apart.",
         "",
     )
-    image_names: str = _about(
+    image_names: str = about(
         "How images are named: 'numbered' for key-0.jpg, key-1.png; 'extension' for key.jpg, or key.0.jpg and "
         "key.1.png if there are several, which any WebDataset reader takes for one sample.",
         "numbered",
         choices=("numbered", "extension"),
     )
-    n_jobs: int = _about("Processes at work; 0 for all cores.", 0)
-    storage_options: Mapping[str, Any] | None = _about(
+    image_format: str = image_options.FORMAT
+    image_convert: str = image_options.CONVERT
+    image_quality: int = image_options.QUALITY
+    image_max_side: int = image_options.MAX_SIDE
+    image_max_area: int = image_options.MAX_AREA
+    image_resize_filter: str = image_options.FILTER
+    image_min_width: int = image_options.MIN_WIDTH
+    image_min_height: int = image_options.MIN_HEIGHT
+    image_max_pixels: int = image_options.PIXELS
+    image_max_bytes: int = image_options.BYTES
+    image_verify: str = image_options.VERIFY
+    image_orientation: str = image_options.ORIENTATION
+    image_icc: str = image_options.ICC
+    image_metadata: str = image_options.METADATA
+    sidecar: bool = about(
+        "Write a Parquet file beside each tar, one row a sample: keys, sizes, captions, checksums, metadata in typed "
+        "columns. Needs the extra 'parquet'.",
+        False,
+    )
+    retry_errors: bool = about(
+        "Pack again every shard in which rows were left out, whether or not anything of theirs has changed.",
+        False,
+    )
+    n_jobs: int = about("Processes at work; 0 for all cores.", 0)
+    storage_options: Mapping[str, Any] | None = about(
         "Options of the output's filesystem (fsspec), such as endpoint or keys; also used for sources and "
         "pictures of the same protocol.",
         None,
         hidden=True,
     )
-    source_storage_options: Mapping[str, Any] | None = _about(
+    source_storage_options: Mapping[str, Any] | None = about(
         "Options of the filesystem of sources and pictures, where they differ from the output's.",
         None,
         hidden=True,
     )
-    recipe_folder: str = _about(
+    recipe_folder: str = about(
         "Where to look for the recipe's module as well. Empty: the folder of the config file.", ""
     )
 
@@ -100,6 +120,7 @@ class PackConfig:
                     raise BadConfig(f"{name}: {error}") from error
         _check(self.max_samples >= 1, "max_samples", self.max_samples, "at least 1")
         _check(self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1")
+        self.images()
         _check(self.n_jobs >= 0, "n_jobs", self.n_jobs, "a number of processes, or 0 for all cores")
         _check(0 <= self.max_bad_fraction <= 1, "max_bad_fraction", self.max_bad_fraction, "from 0 to 1")
         _check(
@@ -114,6 +135,10 @@ class PackConfig:
         if self.source_storage_options is not None:
             return self.source_storage_options
         return self.storage_options if _protocol(address) == _protocol(self.output) else None
+
+    def images(self) -> ImageOptions:
+        """What may become of pictures; BadConfig for a number that can't be meant."""
+        return ImageOptions.of(self)
 
     def find_recipe(self) -> recipes.Recipe:
         """The recipe's function, in this process; BadConfig if there is none."""
@@ -151,7 +176,7 @@ def load(address: str | os.PathLike[str], **overrides: Any) -> PackConfig:
     """
     address = storage.normalise(address)
     folder = storage.parent(address)
-    values = _read(address)
+    values = _unfolded(_read(address), address)
     _check_names(values, address)
     _check_names(overrides, "")
     for name in _PATHS:
@@ -204,6 +229,13 @@ def _read(address: str) -> dict[str, Any]:
     return cast(dict[str, Any], found)
 
 
+def _unfolded(values: dict[str, Any], address: str) -> dict[str, Any]:
+    try:
+        return image_options.unfold(values)
+    except BadConfig as error:
+        raise BadConfig(f"{address}: {error}") from error
+
+
 def _yaml_reason(error: Exception) -> str:
     """What and where; never the lines around it, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
@@ -230,6 +262,8 @@ def _check_type(name: str, value: object, wanted: str) -> None:
         fits, expected = isinstance(value, str), "a text"
     elif wanted == "int":
         fits, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    elif wanted == "bool":
+        fits, expected = isinstance(value, bool), "true or false"
     elif wanted == "float":
         fits, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
     else:

@@ -11,14 +11,21 @@ import zlib
 from typing import NamedTuple
 
 from loader.errors import BadSample
+from loader.exif import TURNED, exif_orientation
 
 
 class Picture(NamedTuple):
-    """Extension with its dot, and the stored width and height in pixels (before any EXIF turn)."""
+    """Extension with its dot, the stored width and height in pixels, and how EXIF says to turn them (1: not)."""
 
     extension: str
     width: int
     height: int
+    orientation: int = 1
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Width and height as a person sees it."""
+        return (self.height, self.width) if self.orientation >= TURNED else (self.width, self.height)
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -27,6 +34,7 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 _BARE = frozenset((0xFF, 0x01, *range(0xD0, 0xD9)))  # padding, and markers that carry nothing
 _MOST_MARKERS = 1 << 16  # 4 GiB of metadata in segments of the usual size
+_MOST_CHUNKS = 1000  # before the pixels of a PNG, or in a WebP, that are looked through for EXIF
 
 _OTHERS = (
     (0, b"GIF8", "GIF"),
@@ -56,24 +64,32 @@ _OTHERS = (
 )
 
 
-def identify(data: bytes) -> Picture:
-    """What the bytes are, if they are a whole JPEG, PNG or WebP; BadSample with the reason otherwise."""
+def is_native(data: bytes) -> bool:
+    """Whether the bytes begin as those formats do that are stored as they are."""
+    return data.startswith((b"\xff\xd8\xff", _PNG)) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
+def identify(data: bytes, whole: bool = True) -> Picture:
+    """What the bytes are, if they are a JPEG, PNG or WebP; BadSample with the reason otherwise.
+
+    `whole`: only if they are all there, as far as can be told without decoding them.
+    """
     try:
         if data.startswith(b"\xff\xd8\xff"):
-            return _jpeg(data)
+            return _jpeg(data, whole)
         if data.startswith(_PNG):
-            return _png(data)
+            return _png(data, whole)
         if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-            return _webp(data)
+            return _webp(data, whole)
     except (struct.error, IndexError) as error:
         raise BadSample(f"cut short in its header: {len(data):,} bytes") from error
     if not data:
         raise BadSample("an empty file")
-    raise BadSample(f"{_name(data)}: JPEG, PNG or WebP was expected; converting comes in a later version")
+    raise BadSample(f"{name(data)}: JPEG, PNG or WebP was expected")
 
 
-def _jpeg(data: bytes) -> Picture:
-    at, size = 2, None
+def _jpeg(data: bytes, whole: bool) -> Picture:
+    at, size, orientation = 2, None, 0
     for _ in range(_MOST_MARKERS):
         if data[at] != 0xFF:
             raise BadSample(f"a damaged JPEG: no marker at byte {at:,}")
@@ -85,6 +101,8 @@ def _jpeg(data: bytes) -> Picture:
             raise BadSample("a JPEG without a picture in it")
         if kind in _FRAMES:
             size = struct.unpack_from(">HH", data, at + 5)
+        elif kind == 0xE1 and not orientation and data[at + 4 : at + 10] == b"Exif\0\0":
+            orientation = exif_orientation(data[at + 4 : at + 2 + (data[at + 2] << 8 | data[at + 3])])
         at += 2 + (data[at + 2] << 8 | data[at + 3])
         if kind == 0xDA:  # the pixels follow
             break
@@ -93,28 +111,42 @@ def _jpeg(data: bytes) -> Picture:
     if size is None:
         raise BadSample("a damaged JPEG: pixels, but no frame header")
     # Among the pixels 0xFF is followed by 0 or a restart marker, so this can't be a thumbnail's end.
-    if at >= len(data) or not (data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", at) >= 0):
+    if whole and (at >= len(data) or not (data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", at) >= 0)):
         raise BadSample(f"a JPEG cut short: no end-of-image marker in {len(data):,} bytes")
     height, width = size
-    return _sized(".jpg", width, height)
+    return _sized(".jpg", width, height, orientation or 1)
 
 
-def _png(data: bytes) -> Picture:
+def _png(data: bytes, whole: bool) -> Picture:
     length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
     (crc,) = struct.unpack_from(">I", data, 29)
     if kind != b"IHDR" or length != 13 or crc != zlib.crc32(data[12:29]):
         raise BadSample("a damaged PNG: its header chunk is wrong")
-    if not data.endswith(_PNG_END) and data.rfind(_PNG_END, 33) < 0:
+    if whole and not data.endswith(_PNG_END) and data.rfind(_PNG_END, 33) < 0:
         raise BadSample(f"a PNG cut short: no IEND chunk in {len(data):,} bytes")
-    return _sized(".png", width, height)
+    return _sized(".png", width, height, _png_orientation(data))
 
 
-def _webp(data: bytes) -> Picture:
+def _png_orientation(data: bytes) -> int:
+    at = 33
+    for _ in range(_MOST_CHUNKS):
+        length, kind = struct.unpack_from(">I4s", data, at) if at + 8 <= len(data) else (0, b"IDAT")
+        if kind == b"IDAT":
+            break
+        if kind == b"eXIf":
+            return exif_orientation(data[at + 8 : at + 8 + length])
+        at += 12 + length
+    return 1
+
+
+def _webp(data: bytes, whole: bool) -> Picture:
     (size,) = struct.unpack_from("<I", data, 4)
-    if len(data) < size + 8:
+    if whole and len(data) < size + 8:
         raise BadSample(f"a WebP cut short: {len(data):,} of {size + 8:,} bytes")
-    kind = data[12:16]
+    kind, orientation = data[12:16], 1
     if kind == b"VP8X":
+        if data[20] & 0x08:  # "EXIF metadata"
+            orientation = _webp_orientation(data)
         wide, high = data[24:27], data[27:30]
         width, height = int.from_bytes(wide, "little") + 1, int.from_bytes(high, "little") + 1
     elif kind == b"VP8L":
@@ -129,16 +161,29 @@ def _webp(data: bytes) -> Picture:
         width, height = width & 0x3FFF, height & 0x3FFF
     else:
         raise BadSample(f"a damaged WebP: its first chunk is {kind!r}")
-    return _sized(".webp", width, height)
+    return _sized(".webp", width, height, orientation)
 
 
-def _sized(extension: str, width: int, height: int) -> Picture:
+def _webp_orientation(data: bytes) -> int:
+    at = 12
+    for _ in range(_MOST_CHUNKS):
+        if at + 8 > len(data):
+            break
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"EXIF":
+            return exif_orientation(data[at + 8 : at + 8 + length])
+        at += 8 + length + length % 2
+    return 1
+
+
+def _sized(extension: str, width: int, height: int, orientation: int) -> Picture:
     if not (width and height):
         raise BadSample(f"a {extension[1:]} picture of {width} × {height} pixels")
-    return Picture(extension, width, height)
+    return Picture(extension, width, height, orientation)
 
 
-def _name(data: bytes) -> str:
+def name(data: bytes) -> str:
+    """What the bytes are, for a person: the format, or what else stands there."""
     for offset, magic, name in _OTHERS:
         if data.startswith(magic, offset):
             return name

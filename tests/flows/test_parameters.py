@@ -110,6 +110,8 @@ _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
             "on_error": st.sampled_from(["skip", "raise"]),
             "image_names": st.sampled_from(["numbered", "extension"]),
             "max_bad_fraction": st.floats(0, 1),
+            "image_max_side": st.integers(0, 10_000),
+            "sidecar": st.just(True),
         },
     )
 )
@@ -138,8 +140,9 @@ def test_every_field_has_its_option() -> None:
     for name in ("prepare", "pack"):
         for field in packing_fields():
             values = field.choices or [{"int": "5", "float": "0.5"}.get(field.type, "text")]
-            for value in values:
-                parser.parse_args([name, f"--{field.name.replace('_', '-')}", value])
+            for value in values if field.type != "bool" else [None]:
+                words = [name, f"--{field.name.replace('_', '-')}", value]
+                parser.parse_args([word for word in words if word is not None])
 
 
 @pytest.mark.parametrize("name", ["prepare", "pack"])

@@ -146,7 +146,7 @@ def test_each_field_is_described_once_and_for_all() -> None:
     assert [entry.name for entry in described] == [entry.name for entry in dataclasses.fields(PackConfig)]
     for entry in described:
         assert entry.description.endswith("."), entry
-        assert entry.type in ("str", "int", "float", "Mapping[str, Any] | None"), entry
+        assert entry.type in ("str", "int", "float", "bool", "Mapping[str, Any] | None"), entry
     assert [entry.name for entry in described if entry.default is dataclasses.MISSING] == ["source", "output"]
 
 
