@@ -15,6 +15,18 @@ class BadAddress(ShardflowError, ValueError):
     """A path or URL that cannot be used here."""
 
 
+class StoreError(ShardflowError, OSError):
+    """A store that failed a request as often as it may be tried: names address, tries and the last cause."""
+
+
+class WriteConflict(ShardflowError, FileExistsError):
+    """A file that another writer has made, or changed, in between."""
+
+
+class FileChanged(ShardflowError, OSError):
+    """A file that was replaced while it was read."""
+
+
 class BadTar(ShardflowError, ValueError):
     """A file that is no tar, or a tar that breaks the format: names shard, member and byte."""
 
@@ -53,6 +65,10 @@ class BadMeta(ShardflowError, ValueError):
 
 class BadConfig(ShardflowError, ValueError):
     """A configuration that cannot be meant: names the field, its value and what is allowed."""
+
+
+class NoRoom(ShardflowError, OSError):
+    """A cache that is full of what is being read, or a disk that is full."""
 
 
 class UnknownDataset(ShardflowError, LookupError):

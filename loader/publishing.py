@@ -1,0 +1,350 @@
+"""Files that appear whole, or not at all.
+
+Local: a temporary name in the same folder, flushed, then renamed. Object stores: an upload in parts that is
+completed at the end, or aborted. What a killed writer leaves behind is invisible to readers: `sweep` removes it.
+
+Where two writers could meet, a write can be made to depend on what is there (`if_absent`, `if_match`): one of them
+wins, the other is told (WriteConflict). Such files are small: they are held in memory until they are sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any, BinaryIO, cast
+
+from loader import addresses, retrying, stores
+from loader.errors import BadAddress, StoreError, WriteConflict
+from loader.stores import StorageOptions
+
+_UPLOAD_PART = 16 << 20  # bytes a part: 10,000 parts reach 160 GB, memory stays at about three parts
+_ABANDONED = 24 * 3600.0  # seconds after which nobody is taken to be still uploading
+# .<final name>.<8 hex digits>.part: hidden, so no listing of shards or images takes it for data.
+_TEMPORARY = re.compile(r"(?s)\..+\.[0-9a-f]{8}\.part\Z")
+_memory = threading.Lock()  # memory:// is one dictionary of this process
+
+
+class _WholeWrites(io.FileIO):
+    """An unbuffered file that takes all it is given: a plain one may take less, over 2 GiB or as a disk fills up."""
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            rest = rest[super().write(rest) :]
+        return size
+
+
+@contextlib.contextmanager
+def publish(
+    address: str,
+    storage_options: StorageOptions | None = None,
+    *,
+    if_absent: bool = False,
+    if_match: str | None = None,
+) -> Iterator[BinaryIO]:
+    """A binary file to write, which appears under its name whole when the block ends, or not at all.
+
+    Missing folders are made. `if_absent`: only if there is no such file; `if_match`: only if it still is the one
+    whose version `storage.stat` told; else WriteConflict when the block ends. StoreError where a store keeps failing.
+    """
+    if if_absent and if_match is not None:
+        raise ValueError("if_absent and if_match can't be both")
+    if addresses.is_local(address):
+        with _local(addresses.local_path(address), if_absent, if_match) as file:
+            yield file
+        return
+    fs, path = stores.filesystem(address, storage_options)
+    if fs.protocol == "memory" or if_absent or if_match is not None:
+        collected = io.BytesIO()
+        yield collected
+        _put(address, storage_options, collected.getvalue(), if_absent, if_match)
+        return
+    with _upload(
+        address, storage_options, fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
+    ) as file:
+        yield file
+
+
+def write_bytes(
+    address: str,
+    data: bytes,
+    storage_options: StorageOptions | None = None,
+    *,
+    if_absent: bool = False,
+    if_match: str | None = None,
+) -> None:
+    """Write a small file whole or not at all (see `publish`)."""
+    with publish(address, storage_options, if_absent=if_absent, if_match=if_match) as file:
+        file.write(data)
+
+
+# -- local
+
+
+@contextlib.contextmanager
+def _local(final: str, if_absent: bool, if_match: str | None) -> Iterator[BinaryIO]:
+    folder = os.path.dirname(final)
+    os.makedirs(folder, exist_ok=True)
+    # A folder takes 255 bytes, of which the final name may use all.
+    visible = os.fsdecode(os.fsencode(os.path.basename(final))[:200])
+    temporary = os.path.join(folder, f".{visible}.{secrets.token_hex(4)}.part")
+    try:
+        with _WholeWrites(temporary, "w") as file:
+            yield cast(BinaryIO, file)
+            os.fsync(file.fileno())
+        if if_absent:
+            _link(temporary, final)
+        elif if_match is not None:
+            with _alone(folder):
+                _compare(final, _local_version(final), if_match)
+                os.replace(temporary, final)
+        else:
+            os.replace(temporary, final)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            os.unlink(temporary)
+        raise
+    _flush_folder(folder)
+
+
+def _link(temporary: str, final: str) -> None:
+    """Rename, but never over another file: the one call that does so on every Unix file system makes a link."""
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        raise _exists(final) from None
+    os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """One conditional writer at a time, of all processes."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _local_version(path: str) -> str | None:
+    try:
+        return str(os.stat(path).st_mtime_ns)
+    except FileNotFoundError:
+        return None
+
+
+def _flush_folder(folder: str) -> None:
+    """Make a rename durable. Some network file systems refuse fsync on a folder: the file itself is safe."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# -- stores
+
+
+@contextlib.contextmanager
+def _upload(address: str, storage_options: StorageOptions | None, upload: Any) -> Iterator[BinaryIO]:
+    """`upload`, completed when the block ends, or aborted."""
+    with contextlib.suppress(
+        ValueError
+    ):  # fsspec keeps each for a transaction that nobody has begun, for ever
+        upload.fs.transaction.files.remove(upload)
+    began, sending = time.monotonic(), _Sending(upload)
+    try:
+        yield cast(BinaryIO, sending)
+        sending.send(upload.close)  # sends the last part; nothing is visible yet
+    except BaseException as error:
+        try:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                upload.discard()
+        finally:
+            upload.closed = True  # so that neither __exit__ nor __del__ commits what is not whole
+        if error is sending.error:
+            _tell(address, storage_options, sending.error, began)
+        raise
+    try:
+        upload.commit()
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            upload.discard()
+        if isinstance(error, Exception):
+            _tell(address, storage_options, error, began)
+        raise
+
+
+class _Sending:
+    """A file that tells the errors of its store from those of whoever writes into it."""
+
+    def __init__(self, upload: Any) -> None:
+        self._upload = upload
+        self.error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upload, name)
+
+    def send(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def write(self, data: Any) -> int:
+        return int(self.send(self._upload.write, data))
+
+
+def _tell(address: str, storage_options: StorageOptions | None, error: Exception, began: float) -> None:
+    """Raise what to say of an upload that failed, after its client has tried each request as often as it may."""
+    tries = stores.policy(storage_options).max_tries
+    told = retrying.failure("writing", address, error, tries, time.monotonic() - began)
+    if told is not error:
+        raise told from error
+
+
+def _put(
+    address: str, storage_options: StorageOptions | None, data: bytes, if_absent: bool, if_match: str | None
+) -> None:
+    """Send a small file in one request, under the condition."""
+    fs, path = stores.filesystem(address, storage_options)
+    if fs.protocol == "memory":
+        with _memory:
+            if if_absent and fs.exists(path):
+                raise _exists(address)
+            if if_match is not None:
+                _compare(address, _version(fs.info(path)) if fs.exists(path) else None, if_match)
+            fs.pipe_file(path, data)
+        return
+    protocol = addresses.protocol(address)
+    if if_match is not None and protocol not in stores.S3:
+        raise BadAddress(f"{address}: {protocol}:// has no way to replace one version of a file alone")
+
+    def put() -> None:
+        if protocol in stores.S3:
+            bucket, key, _ = fs.split_path(path)
+            condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match}
+            fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        else:
+            fs.pipe_file(path, data, mode="create")
+
+    try:
+        retrying.call(
+            "writing", address, storage_options, put, lambda: stores.renew(address, storage_options)
+        )
+    except (OSError, StoreError) as error:
+        if not retrying.refused(error):
+            raise
+        # A reply may have been lost, and the request sent again: it then met its own work.
+        if _content(fs, path) != data:
+            raise (_exists(address) if if_absent else _changed(address)) from error
+
+
+def _content(fs: Any, path: str) -> bytes | None:
+    try:
+        return cast(bytes, fs.cat_file(path))
+    except FileNotFoundError:
+        return None
+
+
+def _version(details: Any) -> str:
+    return version_of(details)
+
+
+def version_of(details: Any) -> str:
+    """The version in what fsspec says of a file: it changes when the content does."""
+    found = next(
+        (str(details[key]) for key in ("ETag", "etag", "LastModified", "mtime", "created") if key in details),
+        "",
+    )
+    return found.strip('"')
+
+
+def _compare(address: str, version: str | None, wanted: str) -> None:
+    if version != wanted:
+        raise _changed(address)
+
+
+def _exists(address: str) -> WriteConflict:
+    return WriteConflict(f"{address}: there already: another writer was first")
+
+
+def _changed(address: str) -> WriteConflict:
+    return WriteConflict(f"{address}: changed since it was read: read it again, and decide anew")
+
+
+# -- what killed writers left
+
+
+def sweep(root: str, older_than: float = 0.0, storage_options: StorageOptions | None = None) -> list[str]:
+    """Remove what killed writers left under `root`; returns the removed paths, or addresses of uploads.
+
+    Only call it on a local folder while no other writer can be at work there (see `tasks.pack`, which holds a lock), or
+    leave what was written to in the last `older_than` seconds alone. Who else writes into a bucket can't be known:
+    uploads go once they are a day old.
+    """
+    if not addresses.is_local(root):
+        return sweep_uploads(root, storage_options, max(older_than, _ABANDONED))
+    removed = []
+    for folder, _, files in os.walk(addresses.local_path(root)):
+        for file in files:
+            path = os.path.join(folder, file)
+            if _TEMPORARY.match(file) and (not older_than or time.time() - _modified(path) > older_than):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                removed.append(path)
+    return removed
+
+
+def sweep_uploads(
+    root: str, storage_options: StorageOptions | None = None, older_than: float = _ABANDONED
+) -> list[str]:
+    """Abort the uploads under `root` that were begun more than `older_than` seconds ago; returns their addresses.
+
+    Their parts are stored, and paid for, though nobody sees them. Only S3 lists them; others drop them by themselves.
+    """
+    if addresses.protocol(root) not in stores.S3:
+        return []
+    fs, path = stores.filesystem(root, storage_options)
+    bucket, key, _ = fs.split_path(path.rstrip("/") + "/")
+    found = _uploads(fs, bucket, key)
+    now, removed = datetime.now(timezone.utc), []
+    for upload in found:
+        if (now - upload["Initiated"]).total_seconds() < older_than:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # finished, or aborted by another, just now
+            fs.call_s3(
+                "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+            removed.append(f"{addresses.protocol(root)}://{bucket}/{upload['Key']}")
+    return removed
+
+
+def _uploads(fs: Any, bucket: str, prefix: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    place: dict[str, str] = {}
+    while True:
+        page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **place)
+        found += page.get("Uploads", [])
+        if not page.get("IsTruncated"):
+            return found
+        place = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:  # its writer has just finished
+        return time.time()
