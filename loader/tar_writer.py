@@ -17,7 +17,7 @@ from loader.tar import BLOCK
 
 END = bytes(2 * BLOCK)  # closes an archive
 _OCTAL_LIMIT = 8**11
-_FLUSH = 1 << 18  # bytes collected before they are written: few enough to stay in the processor's cache
+_FLUSH = 1 << 20  # bytes collected before they are written: handing them to another thread costs each time
 _MOST_PIECES = 1000  # and pieces: one call takes 1,024
 _WAITING = 2  # collections that wait to be written
 _START_DISK = 8 << 20  # bytes written before the disk is told to begin
@@ -97,7 +97,7 @@ class TarWriter:
 
     `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
     `first_block` and `last_header` are what an index remembers of it. After the first pieces, writing is done by a
-    thread of its own, while the next members are made. Memory: a MiB, and the members at hand, which are kept
+    thread of its own, while the next members are made. Memory: four MiB, and the members at hand, which are kept
     until they are written. `close` writes the end of the archive and leaves the file open; `abort` ends the thread
     and gives up. Errors of the file are raised by a later `add`, and by `close` in any case.
     """
@@ -125,7 +125,7 @@ class TarWriter:
         offset = self.size + len(header)
         self.last_header, self.last_header_at = header[-BLOCK:], offset - BLOCK
         lead = self._padding + header
-        # Summed while the payload is still in the processor's cache, as it is when it is written soon after.
+        # Summed while the payload is still in the processor's cache.
         self.checksum = adler32(payload, adler32(lead, self.checksum))
         self._padding = _PADDING[-size % BLOCK]
         self.size = offset + size + len(self._padding)
@@ -157,9 +157,19 @@ class TarWriter:
                 taken = self._file.write(rest) if descriptor is None else os.write(descriptor, rest)
                 rest = rest[len(rest) if taken is None else taken :]
         self._written += total
-        if descriptor is not None and self._written - self._started >= _START_DISK:
-            _start_disk(descriptor, self._started, self._written - self._started)
-            self._started = self._written
+        if self._written - self._started >= _START_DISK:
+            self._start_disk()
+
+    def _start_disk(self) -> None:
+        """Let the disk begin with what was just written, so that the flush before publishing finds little left to do.
+
+        On Linux this advice starts writing pages that are dirty, and forgets only such as are clean.
+        """
+        if self._descriptor is not None and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # advice; some file systems take none
+                length = self._written - self._started
+                os.posix_fadvise(self._descriptor, self._started, length, os.POSIX_FADV_DONTNEED)
+        self._started = self._written
 
     def close(self) -> None:
         """Write the two zero blocks that end an archive, and hand all bytes to the file."""
@@ -169,6 +179,8 @@ class TarWriter:
         self.checksum = adler32(end, self.checksum)
         self.size += len(END)
         self._write([*self._pending, end])
+        if self._started:
+            self._start_disk()  # while the index is made
         self._pending, self._bytes, self._padding = [], 0, b""
 
     def abort(self) -> None:
@@ -186,13 +198,3 @@ def _descriptor(file: BinaryIO) -> int | None:
         return None
     file.flush()  # what was written before comes before; until `close` nobody else writes
     return raw.fileno()
-
-
-def _start_disk(descriptor: int, start: int, size: int) -> None:
-    """Let the disk begin with pages just written, so that the flush before publishing finds little left to do.
-
-    On Linux this advice starts writing pages that are dirty, and forgets only such as are clean.
-    """
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # advice; some file systems take none
-            os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from loader import storage
 from loader.checksums import crc32
 from loader.index import Entries, index_path, pack_entries
-from loader.sample import group, split_name, why_no_sample
+from loader.sample import Groups, split_name, why_no_sample
 from loader.storage import StorageOptions
 from loader.tar import BLOCK
 from loader.tar_writer import TarWriter, headers_for
@@ -25,6 +25,7 @@ Members = Sequence[tuple[str, bytes]]  # (what follows the key in the name: ".js
 _NUMBERED_KEY = re.compile(r"(?s)(.*)-(?:0|[1-9][0-9]*)\Z")
 _NUMBERED_SUFFIX = re.compile(r"(?s)-(0|[1-9][0-9]{0,8})(\..*)\Z")
 _LONGEST_NAME = 1 << 16
+_LONG_KEY = 1 << 12  # characters; a key or suffix that is longer is looked at more closely
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Shard:
         self._tar = TarWriter(file)
         self._entries = Entries()
         self._names: list[str] = []
-        self._keys: set[str] = set()
+        self._order: list[int] = []
+        self._begins = [0]
+        self._keys: dict[str, None] = {}  # in order
         self._torn = False  # while a sample is being written
         # What a reader could take for each other (see `_check_hyphens`): a key with numbered members, one that
         # looks like a numbered member, what precedes the number in all such of one member, and all keys of one
@@ -85,18 +88,20 @@ class Shard:
         shard that holds numbered members, no key ends in a hyphen and a number.
         """
         self._check_whole()
-        names = [key + suffix for suffix, _ in members]
-        encoded = self._check(key, members, names)
-        entries = self._entries
+        shape = _shape(tuple([suffix for suffix, _ in members]))
+        encoded = self._check(key, members, shape)
+        entries, first = self._entries, len(self._names)
         self._torn = True
-        for name, (_, data) in zip(encoded, members, strict=True):
+        for name, (suffix, data) in zip(encoded, members, strict=True):
             entries.offsets.append(self._tar.add(name, data))
             entries.names.append(name)
             entries.sizes.append(len(data))
             if entries.crcs is not None:
                 entries.crcs.append(crc32(data))
-        self._names += names
-        self._keys.add(key)
+            self._names.append(key + suffix)
+        self._order += [first + place for place in shape.order]
+        self._begins.append(len(self._order))
+        self._keys[key] = None
         self._torn = False
 
     def _check_whole(self) -> None:
@@ -106,49 +111,40 @@ class Shard:
                 f"{self.address}: a sample was written in part, after an error: write the shard again"
             )
 
-    def _check(self, key: str, members: Members, names: list[str]) -> list[bytes]:
+    def _check(self, key: str, members: Members, shape: _Shape) -> list[bytes]:
         """The names as bytes; ValueError or TypeError, and nothing has changed, if the sample can't be written."""
-        if not members:
-            raise ValueError(f"sample {key!r} has no members: give it at least one extension")
         if key in self._keys:
             raise ValueError(f"sample {key!r} comes twice in {self.address}: keys must be unique")
-        if len(set(names)) != len(names):
-            raise ValueError(f"sample {key!r} has two members of one name: {sorted(names)}")
-        own, numbers = [], []
-        plain_key = _PLAIN_KEY.match(key) is not None
-        for name, (suffix, data) in zip(names, members, strict=True):
-            number, stem, plain = _parts(suffix)
-            if number is None:
-                own.append(suffix)
-            else:
-                numbers.append(number)
-            if not (plain and plain_key) and not _readable(name, key + stem):
-                raise ValueError(
-                    f"sample {key!r}: the name {name!r} would not be read back as key and extension. A key is "
-                    "relative, not hidden, holds no '..', and no dot in its last component: replace it, by '_' say"
-                )
+        if shape.problem:
+            raise ValueError(f"sample {key!r} {shape.problem}")
+        plain = shape.plain and len(key) < _LONG_KEY and _PLAIN_KEY.match(key) is not None
+        if not plain:
+            for suffix, stem in zip(shape.suffixes, shape.stems, strict=True):
+                if not _readable(key + suffix, key + stem):
+                    raise ValueError(
+                        f"sample {key!r}: the name {key + suffix!r} would not be read back as key and extension. A "
+                        "key is relative, not hidden, holds no '..', and no dot in its last component: replace it, "
+                        "by '_' say"
+                    )
+        for suffix, data in members:
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise TypeError(f"sample {key!r}: {suffix!r} is a {type(data).__name__}: bytes were expected")
-        self._check_hyphens(key, own, numbers)
-        return [_encoded(key, name) for name in names]
-
-    def _check_hyphens(self, key: str, own: list[str], numbers: list[int]) -> None:
-        """Refuse what a reader would group in another way, by the rule in `loader.sample`."""
         hyphen = "-" in key[key.rfind("/") + 1 :]
-        if numbers:
-            if hyphen:
-                raise ValueError(f"sample {key!r} has several members of one extension, which are numbered behind a "
-                                 "hyphen: its key can hold none of its own. Replace it, by '_' say")  # fmt: skip
-            if own != [".json"]:
-                raise ValueError(f"sample {key!r} has several members of one extension: beside them it must have one "
-                                 "'.json', and nothing else")  # fmt: skip
-            if sorted(numbers) != list(range(len(numbers))):
-                raise ValueError(f"the numbers of sample {key!r} are {sorted(numbers)[:20]}: each of 0, 1, 2, … was "
-                                 "expected once")  # fmt: skip
+        if hyphen or shape.numbered or shape.alone:
+            self._check_hyphens(key, hyphen, shape)
+        if plain:
+            return [(key + suffix).encode() for suffix in shape.suffixes]
+        return [_encoded(key, key + suffix) for suffix in shape.suffixes]
+
+    def _check_hyphens(self, key: str, hyphen: bool, shape: _Shape) -> None:
+        """Refuse what a reader would group in another way, by the rule in `loader.sample`."""
+        if hyphen and shape.numbered:
+            raise ValueError(f"sample {key!r} has several members of one extension, which are numbered behind a "
+                             "hyphen: its key can hold none of its own. Replace it, by '_' say")  # fmt: skip
         like = _NUMBERED_KEY.match(key)
-        base = like[1] if like and len(own) == 1 else None
-        alone = not numbers and not hyphen and [extension.lower() for extension in own] == [".json"]
-        image, sample = (key if like else self._ambiguous), (key if numbers else self._numbered)
+        base = like[1] if like and shape.single else None
+        alone = shape.alone and not hyphen
+        image, sample = (key if like else self._ambiguous), (key if shape.numbered else self._numbered)
         if base in self._alone:
             sample = base
         elif alone and key in self._bases:
@@ -171,9 +167,9 @@ class Shard:
         entries.tar_size, entries.checksum = tar.size, tar.checksum
         entries.first_header, entries.last_header = tar.first_block, tar.last_header
         entries.last_header_at = tar.last_header_at
-        groups = group(self._names)
-        if set(groups.keys) != self._keys:
-            raise RuntimeError(f"{self.address}: the samples would be read as others: {groups.keys[:5]}, …")
+        # As a reader would group them, who knows the names alone: `add` refuses what he would take otherwise.
+        rule = "plain" if self._numbered is None else "numbered"
+        groups = Groups(rule, self._names, self._order, self._begins, list(self._keys))
         index = pack_entries(entries, groups)
         # The index of a tar that was here before goes first: equal in size and in its first and last members, it
         # would pass for the new one's if we were killed in between.
@@ -200,12 +196,53 @@ class Shard:
             self._stack.__exit__(kind, error, trace)
 
 
-@lru_cache(maxsize=256)
-def _parts(suffix: str) -> tuple[int | None, str, bool]:
-    """(number, its text with the hyphen, whether any plain key fits before it) of what follows a key in a name."""
-    numbered = _NUMBERED_SUFFIX.match(suffix)
-    number, stem = (int(numbered[1]), suffix[: numbered.start(2)]) if numbered else (None, "")
-    return number, stem, _PLAIN_SUFFIX.match(suffix) is not None
+@dataclass(frozen=True)
+class _Shape:
+    """What the suffixes of a sample tell, whatever its key is: worked out once for all samples that have them."""
+
+    suffixes: tuple[str, ...]
+    stems: tuple[str, ...]  # what of each belongs to the key, as a reader of one name alone splits it
+    order: tuple[int, ...]  # members as a reader gets them: numbered ones by their numbers, behind the .json
+    numbered: bool
+    alone: bool  # a .json and nothing else
+    single: bool  # one member that has no number
+    plain: bool  # each fits behind any plain key
+    problem: str
+
+
+@lru_cache(maxsize=1024)
+def _shape(suffixes: tuple[str, ...]) -> _Shape:
+    numbered = [_NUMBERED_SUFFIX.match(suffix) for suffix in suffixes]
+    numbers = {int(match[1]): place for place, match in enumerate(numbered) if match}
+    own = [suffix for suffix, match in zip(suffixes, numbered, strict=True) if not match]
+    problem = ""
+    if not suffixes:
+        problem = "has no members: give it at least one extension"
+    elif len(set(suffixes)) != len(suffixes):
+        problem = f"has two members of one name: {sorted(suffixes)}"
+    elif numbers and own != [".json"]:
+        problem = (
+            "has several members of one extension: beside them it must have one '.json', and nothing else"
+        )
+    elif sorted(numbers) != list(range(len(suffixes) - len(own))):
+        found = sorted(int(match[1]) for match in numbered if match)
+        problem = f"has members numbered {found[:20]}: each of 0, 1, 2, … was expected once"
+    first = [place for place, match in enumerate(numbered) if not match]
+    return _Shape(
+        suffixes,
+        tuple(
+            [
+                suffix[: match.start(2)] if match else ""
+                for suffix, match in zip(suffixes, numbered, strict=True)
+            ]
+        ),
+        (*first, *(numbers[number] for number in sorted(numbers))),
+        bool(numbers),
+        [suffix.lower() for suffix in suffixes] == [".json"],
+        len(own) == 1,
+        all(_PLAIN_SUFFIX.match(suffix) and len(suffix) < _LONG_KEY for suffix in suffixes),
+        problem,
+    )
 
 
 def _readable(name: str, stem: str) -> bool:

@@ -100,22 +100,31 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
                 f"{_MOST_PARTS:,} files of that size; raise it, or lower max_samples"
             )
         address = storage.join(config.output, shard_name(slot.index, len(shards)))
-        extensions: Counter[str] = Counter()
+        kinds: Counter[tuple[str, ...]] = Counter()  # of samples, by their suffixes
         with Shard(address, config.storage_options) as shard:
             while sample is not None and (
                 not shard.num_samples or shard.size + _tar_size(sample[1]) + 2 * BLOCK <= config.max_bytes
             ):
                 shard.add(*sample)
-                extensions.update([suffix[suffix.find(".") :] for suffix, _ in sample[1]])
+                kinds[tuple([suffix for suffix, _ in sample[1]])] += 1
                 sample = next(samples, None)
         if shard.info is None:
             raise RuntimeError(f"{address} was left without being finished")
-        shards.append(PackedShard(**asdict(shard.info), extensions=dict(sorted(extensions.items()))))
+        shards.append(PackedShard(**asdict(shard.info), extensions=_extensions(kinds)))
     return Manifest(slot.index, builder.inputs.digest(), slot.rows, tuple(shards), tuple(builder.bad))
 
 
+def _extensions(kinds: Counter[tuple[str, ...]]) -> dict[str, int]:
+    """How many members have which extension."""
+    found: Counter[str] = Counter()
+    for suffixes, samples in kinds.items():
+        for suffix in suffixes:
+            found[suffix[suffix.find(".") :]] += samples
+    return dict(sorted(found.items()))
+
+
 def _tar_size(members: Members) -> int:
-    return sum(BLOCK + len(data) + -len(data) % BLOCK for _, data in members)
+    return sum([BLOCK + len(data) + -len(data) % BLOCK for _, data in members])
 
 
 class _Inputs:
