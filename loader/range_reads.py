@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from fsspec.asyn import sync
 
-from loader import addresses, retrying, stores
+from loader import addresses, obstore_client, retrying, stores
 from loader.errors import FileChanged
+from loader.obstore_client import ObstoreClient
 from loader.stores import StorageOptions
 
 Range = tuple[int, int]  # half-open
@@ -238,19 +239,25 @@ def _worst(address: str, client: RangeClient, failed: Sequence[tuple[Range, Exce
     final = [error for _, error in failed if not retrying.passing(error)]
     if any(retrying.refused(error) for error in final):
         return FileChanged(f"{address}: replaced by another version while it was read: start again")
-    odd = [asked for asked, error in failed if isinstance(error, retrying.ShortBody) or error in final]
-    known = next((error for error in final if isinstance(error, (FileNotFoundError, PermissionError))), None)
+    known = next((error for error in final if _answer(error)), None)
     if known is not None:
         return known
-    if odd and not any(retrying.expired(error) for error in final):
+    odd = [asked for asked, error in failed if isinstance(error, retrying.ShortBody) or error in final]
+    if odd:
         size, (start, end) = client.size(), max(odd, key=lambda asked: asked[1])
         if end > size:
             return EOFError(f"{address}: asked for bytes {start} to {end} of a file of {size}")
     return final[0] if final else failed[0][1]
 
 
+def _answer(error: Exception) -> bool:
+    """Whether an error has nothing to do with which range was asked for."""
+    return isinstance(error, FileNotFoundError) or retrying.no_access(error) or retrying.expired(error)
+
+
 def _client(address: str, storage_options: StorageOptions | None, version: str | None) -> RangeClient:
-    return FsspecClient(address, storage_options, version)
+    kind = ObstoreClient if obstore_client.chosen(address, storage_options) else FsspecClient
+    return kind(address, storage_options, version)
 
 
 # -- whole files

@@ -50,6 +50,8 @@ _NO_ACCESS = {
     "NoCredentialsError", "PartialCredentialsError", "PermissionDeniedError", "UnauthenticatedError", "ProfileNotFound",
     "DefaultCredentialsError",
 }  # fmt: skip
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_FINAL_STATUS = re.compile(r"status code: 4(?!08|25|29)\d\d")  # a request that will be refused again
 _EXPIRED = re.compile(
     r"Expired ?Token|TokenRefreshRequired|RequestExpired|token (has|is|included in the request is) expired"
 )
@@ -68,12 +70,19 @@ def passing(error: BaseException) -> bool:
         return isinstance(error, ShortBody)
     if isinstance(error, (TimeoutError, ConnectionError)):
         return True
-    root, name = type(error).__module__.partition(".")[0], type(error).__name__
+    name = type(error).__name__
     if name in _FINAL_NAMES or name in _NO_ACCESS:
         return False
     if isinstance(error, OSError):
         return error.errno not in _FINAL_ERRNOS
-    return root in _CLIENTS or name == "TimeoutError"  # asyncio's was another class before Python 3.11
+    if name == "GenericError" and _FINAL_STATUS.search(str(error)):  # obstore's
+        return False
+    return _of_client(error) or name == "TimeoutError"  # asyncio's was another class before Python 3.11
+
+
+def no_access(error: BaseException) -> bool:
+    """Whether a store, or its client, finds that one may not, or can't say who one is."""
+    return isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS
 
 
 def refused(error: BaseException) -> bool:
@@ -165,7 +174,7 @@ def failure(what: str, address: str, error: Exception, tries: int, seconds: floa
             f"{address}: {what} failed: the credentials have expired, and looking them up again gave no better "
             f"ones ({cause(error)})"
         )
-    if type(error).__name__ in _NO_ACCESS:
+    if no_access(error) and not isinstance(error, PermissionError):
         return PermissionError(
             f"{address}: {what} failed: {cause(error)}. Say who you are (key and secret, or profile), or "
             "anon=True, in storage_options"
@@ -181,18 +190,37 @@ def failure(what: str, address: str, error: Exception, tries: int, seconds: floa
             return kind(f"{address}: {_text(error)}")
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ShardflowError):
         return OSError(error.errno, f"{address}: {what} failed: {_text(error)}")
+    if _of_client(error):
+        return StoreError(f"{address}: {what} failed: {cause(error)}")
     return error
 
 
+def _of_client(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _CLIENTS
+
+
 def cause(error: BaseException | None) -> str:
-    """An error in a few words, on one line: clients put whole answers into theirs."""
-    return (
-        f"{type(error).__name__}: {_text(error)}"
-        if error is not None and _text(error)
-        else type(error).__name__
-    )
+    """An error in a few words, on one line: its kind, the code that the store gave, and what it says."""
+    kind = type(error).__name__
+    text, code = _text(error), _code(error)
+    if code and code not in text:
+        text = f"{code}: {text}"
+    return f"{kind}: {text}" if text else kind
+
+
+def _code(error: BaseException | None) -> str:
+    """What S3 calls the error."""
+    for each in _chain(error):
+        found = getattr(each, "response", None)
+        if isinstance(found, dict):
+            return str(found.get("Error", {}).get("Code", ""))
+        if named := _CODE.search(str(each)):
+            return named.group(1)
+    return ""
 
 
 def _text(error: Any) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(str(text).split("\n\n", 1)[0].split())[:300]
+    # obstore's go on with the whole answer, and then with how they are made.
+    text = re.split(r":? *<\?xml|\n\n", str(text), maxsplit=1)[0]
+    return " ".join(text.split())[:300]
