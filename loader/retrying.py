@@ -71,7 +71,7 @@ def passing(error: BaseException) -> bool:
     if isinstance(error, (TimeoutError, ConnectionError)):
         return True
     name = type(error).__name__
-    if name in _FINAL_NAMES or name in _NO_ACCESS:
+    if name in _FINAL_NAMES or name in _NO_ACCESS or refused(error):
         return False
     if isinstance(error, OSError):
         return error.errno not in _FINAL_ERRNOS
