@@ -6,7 +6,7 @@ from typing import Any
 
 from loader.data_handler import IMAGE_EXTENSIONS, handler_for
 from loader.datasets import SampleDataset
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.sample import split_number
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from loader.datasets import ImageTextDataset, InterleavedDataset, SampleDataset, TextDataset
     from loader.errors import ShardflowError
     from loader.filters import Filters
-    from loader.indexed_tar import IndexedTar, IndexedTarSamples
+    from loader.indexed_tar import IndexedTar
     from loader.indexed_tar_dataset import DataStatus, IndexedTarDataset, RetSample
+    from loader.indexed_tar_samples import IndexedTarSamples
     from loader.map_dataset import IndexedTarMapDataset
     from loader.registry import load_registry
     from loader.resize import image_handlers
@@ -31,7 +32,7 @@ _HOMES = {
     "IndexedTar": "indexed_tar",
     "IndexedTarDataset": "indexed_tar_dataset",
     "IndexedTarMapDataset": "map_dataset",
-    "IndexedTarSamples": "indexed_tar",
+    "IndexedTarSamples": "indexed_tar_samples",
     "InterleavedDataset": "datasets",
     "RetSample": "indexed_tar_dataset",
     "SampleDataset": "datasets",

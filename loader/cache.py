@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from loader.indexed_tar import IndexedTarSamples
+from loader.errors import ShardflowError
+from loader.indexed_tar_samples import IndexedTarSamples
 
 
 class OpenShards:
@@ -32,18 +35,38 @@ class OpenShards:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, shard: object) -> bool:
+        return shard in self._open
+
     def get(self, shard: int) -> IndexedTarSamples:
         """The open shard; opening one more than `size` closes the one that was used longest ago."""
         samples = self._open.get(shard)
         if samples is not None:
             self._open.move_to_end(shard)
             return samples
-        while len(self._open) >= self.size:
-            self._open.popitem(last=False)[
-                1
-            ].close()  # no name keeps its index mapped while the next one is opened
+        self._make_room()
         samples = self._open[shard] = self._open_shard(shard)
         return samples
+
+    def get_all(self, shards: Sequence[int], background: Callable[..., Future[IndexedTarSamples]]) -> None:
+        """Have these shards open, at most `size`, opened side by side by ``background(function, shard)``.
+
+        One that can't be opened is left to `get`, which says why.
+        """
+        opening = {shard: background(self._open_shard, shard) for shard in shards if shard not in self._open}
+        for shard in shards:
+            if shard in self._open:
+                self._open.move_to_end(shard)
+        for shard, future in opening.items():
+            with contextlib.suppress(ShardflowError):
+                samples = future.result()
+                self._make_room()
+                self._open[shard] = samples
+
+    def _make_room(self) -> None:
+        while len(self._open) >= self.size:
+            # No name keeps its index mapped while the next one is opened.
+            self._open.popitem(last=False)[1].close()
 
     def close(self) -> None:
         """Close all."""

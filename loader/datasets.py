@@ -9,11 +9,11 @@ from torch.utils.data import get_worker_info
 
 from loader.captions import Captions, Sources, segments, strip_placeholders
 from loader.data_handler import IMAGE_EXTENSIONS, Handler, handler_for
-from loader.errors import BadConfig, BadSample, ShardflowError
+from loader.errors import BadConfig, BadSample, ShardflowError, StoreError
 from loader.filter_scan import Scan, Select, scan
 from loader.filters import Filters
-from loader.indexed_tar import IndexedTarSamples
 from loader.indexed_tar_dataset import IndexedTarDataset, RetSample
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.resize import Fit, Images, image_handlers
 from loader.stream import Stream
 
@@ -46,8 +46,7 @@ class SampleDataset(IndexedTarDataset):
     sample once, which `loader.filter_scan` says the price of. `left_out` tells how many each rule left out.
     `captions`: where the texts are in which keywords are looked for (`loader.captions`).
 
-    `backend`: "mmap" reads shards where they lie in the page cache; "read" maps none of them, and is a little slower
-    (docs/speed.md). `views`: with ``decode=False``, memoryviews of the map in place of bytes, nothing copied; in a
+    `views`: with ``decode=False``, memoryviews of the map in place of bytes, nothing copied; in a
     DataLoader's workers it gives bytes all the same, since they travel.
     """
 
@@ -67,13 +66,12 @@ class SampleDataset(IndexedTarDataset):
         captions: Sources | None = None,
         extensions: Sequence[str] | None = None,
         handlers: Mapping[str, Handler] | None = None,
-        backend: str = "mmap",
         views: bool = False,
         **keywords: Any,
     ) -> None:
-        if views and (keywords.get("decode", True) or backend == "read"):
+        if views and (keywords.get("decode", True) or keywords.get("backend") in ("read", "range")):
             raise BadConfig(
-                'views=True goes with decode=False and backend="mmap": nothing else is a view of a map'
+                'views=True goes with decode=False, and neither backend="read" nor "range": there is no map to view'
             )
         self.captions = Captions(captions)
         if extensions is None and self.default_extensions is not None:
@@ -86,12 +84,11 @@ class SampleDataset(IndexedTarDataset):
             handlers={**image_handlers(images, resize, fit), **(handlers or {})},
             **keywords,
         )
-        self._arguments["backend"] = backend
         self.transform, self.ret_samples, self.views = transform, ret_samples, views
         self.left_out: dict[str, int] = {}
         if rules.rules or select is not None:
             pictures = IMAGE_EXTENSIONS if extensions is None else _pictures(extensions)
-            task = Scan(rules.parse(self.captions, self.seed), select, pictures, self.index_root)
+            task = Scan(rules.parse(self.captions, self.seed), select, pictures, self.index_root, self.remote)
             found = scan(self.table, task, rules.jobs, rules.cache)
             self.left_out = found.left_out
             if len(found.selection) < self.table.num_samples:
@@ -121,7 +118,7 @@ class SampleDataset(IndexedTarDataset):
             shard.views = False  # torch hangs where it can't send; a fork may have brought this shard
         try:
             sample = self.make(shard, i, index, epoch)
-        except (OSError, MemoryError):  # no fault of this one sample
+        except (OSError, MemoryError):  # no fault of this one sample, a StoreError included
             raise
         except Exception as error:
             problem = _located(shard, i, error)
@@ -147,6 +144,8 @@ class SampleDataset(IndexedTarDataset):
             url, i = place = self.index2indices(index)
             try:
                 sample = self.finish(self.shard_of(url), i, index, epoch)
+            except StoreError:  # of no sample: all that come would be left out
+                raise
             except ShardflowError as error:  # of the sample, or of its whole shard
                 if self.on_bad == "raise":
                     raise
@@ -182,6 +181,8 @@ class SampleDataset(IndexedTarDataset):
             _, shard, i = stream.current
             try:
                 sample = finish(open_shard(shard), i, index, epoch)
+            except StoreError:
+                raise
             except ShardflowError as error:
                 if self.on_bad == "raise":
                     raise

@@ -15,7 +15,8 @@ import logging
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ from loader.fields import nearest, paths
 from loader.filters import DEFAULT_CACHE, Facts, Rules, Size
 from loader.indexed_tar import IndexedTar
 from loader.pool import Pool, processes
+from loader.remote import AT_ONCE, Remote
 from loader.sample import split_number
 from loader.selection import Ints, Selection
 from loader.shards import ShardTable
@@ -40,6 +42,7 @@ Select: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 _VERSION = 2  # of the rules' meaning and of the cache's files
 _HEAD = 4096  # bytes of a picture that are looked at first
+_TOGETHER = 256  # samples whose texts are fetched together
 _WORTH_TELLING = 200_000  # samples
 
 
@@ -62,6 +65,7 @@ class Scan:
     select: Select | None = None
     pictures: tuple[str, ...] = IMAGE_EXTENSIONS
     index_root: str | None = None
+    remote: Remote | None = None  # reads what lies in a store: its texts alone
 
     @property
     def texts(self) -> set[str]:
@@ -157,13 +161,18 @@ def _told(left_out: Mapping[str, int]) -> str:
 def scan_shard(shard: Shard, task: Scan) -> Outcome:
     """Who takes part of one shard."""
     outcome, kept = Outcome(np.empty(0, np.int64)), []
-    with IndexedTar(shard.url, storage_options=shard.storage_options, index_root=task.index_root) as tar:
+    backend = "mmap" if storage.is_local(shard.url) else "range"
+    with IndexedTar(
+        shard.url, backend, shard.storage_options, index_root=task.index_root, remote=task.remote
+    ) as tar:
         if tar.index.num_samples != shard.samples:
             raise BadMeta(
                 f"{shard.url}: {tar.index.num_samples} samples, where {shard.samples} are announced: run gen_meta again"
             )
         reader = _Reader(tar, task)
         for i in range(shard.samples):
+            if i % _TOGETHER == 0:
+                reader.expect(range(i, min(i + _TOGETHER, shard.samples)))
             reason = _why_not(reader, task, i, shard, outcome)
             if reason is None:
                 kept.append(i)
@@ -208,6 +217,12 @@ class _Reader:
             if name in task.pictures or split_number(name)[1] in task.pictures
         }
 
+    def expect(self, samples: Iterable[int]) -> None:
+        """The texts of these will be read."""
+        index, texts = self.tar.index, self._texts
+        if self.tar.backend == "range":
+            self.tar.expect(m for i in samples for m in index.members(i) if index.extension[m] in texts)
+
     def read(self, i: int) -> tuple[dict[str, Any], list[int]]:
         """A sample's text members as a sample holds them, and the numbers of the members that are its pictures."""
         index, pictures = self.tar.index, []
@@ -233,21 +248,25 @@ class _Reader:
         from loader.images import image_extension, image_size
 
         start, end = self.tar.index.span(member)
-        head = self.tar.buffer[start : min(end, start + _HEAD)]
+        head = self.tar.part(start, min(end, start + _HEAD))
         if len(head) < end - start and image_extension(head) in (".jpg", ".png"):
             with contextlib.suppress(BadSample):  # a header longer than that
                 return image_size(head)
-        return image_size(head if len(head) == end - start else self.tar.buffer[start:end])
+        return image_size(head if len(head) == end - start else self.tar.part(start, end))
 
 
 def _cache_key(table: ShardTable, task: Scan) -> str:
     digest = hashlib.sha256(
         json.dumps([_VERSION, task.rules.signature(), task.pictures, table.fingerprint]).encode()
     )
-    for number in range(len(table)):
+
+    def told(number: int) -> tuple[str, storage.Stat]:
         url = table.url(number)
-        stat = storage.stat(url, table.storage_options(number))
-        digest.update(f"{url}\0{stat.size}\0{stat.version}\n".encode("utf-8", "surrogateescape"))
+        return url, storage.stat(url, table.storage_options(number))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for url, stat in (threads.map if table.remote else map)(told, range(len(table))):
+            digest.update(f"{url}\0{stat.size}\0{stat.version}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 

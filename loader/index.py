@@ -75,7 +75,7 @@ class Index:
 
     def __init__(self, buffer: bytes | mmap.mmap, where: str) -> None:
         """Take an index from its bytes; BadIndex if they are none of ours (see `foreign`)."""
-        self.where = where
+        self.where, self.buffer = where, buffer
         self.metadata, arrays = _parse(buffer, where)
         self.offset, self.size = arrays["offset"], arrays["size"]
         self.sample_begin, self.key_size = arrays["sample_begin"], arrays["key_size"]

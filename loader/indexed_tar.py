@@ -1,36 +1,32 @@
-"""One open tar with its index: members by name and number, samples decoded or as bytes."""
+"""One open tar with its index: members by name and by number, wherever it lies."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, Literal, TypeVar, get_args, overload
 
 from loader import storage
 from loader.checksums import adler32, crc32
-from loader.data_handler import Handler, handler_for, make_handlers
-from loader.errors import (
-    BadAddress,
-    BadSample,
-    CorruptMember,
-    ShardflowError,
-    TruncatedTar,
-    UnsafePickle,
-)
+from loader.errors import BadAddress, BadConfig, CorruptMember, NoRoom, TruncatedTar
 from loader.index import Index
 from loader.indexing import build, check_fresh, ensure_index
-from loader.sample import clean_name, split_number
+from loader.range_reader import RangeReader
+from loader.remote import How, Remote
+from loader.sample import clean_name
 from loader.storage import StorageOptions
 from loader.tar import TarMap
 
-BACKENDS = ("mmap", "read", "memory")
+Backend = Literal["auto", "mmap", "read", "memory", "cache", "range"]
 
-Self = TypeVar("Self", bound="_Closing")
+_REMOTE = ("cache", "range")
+
+Self = TypeVar("Self", bound="Closing")
 
 
-class _Closing:
+class Closing:
     """Context manager over `close`."""
 
     def close(self) -> None:
@@ -43,94 +39,133 @@ class _Closing:
         self.close()
 
 
-class IndexedTar(_Closing):
+def check_backend(backend: str) -> None:
+    """BadConfig unless there is such a backend."""
+    if backend not in get_args(Backend):
+        raise BadConfig(f"backend is {backend!r}: one of {', '.join(get_args(Backend))} was expected")
+
+
+def chosen(backend: str, address: str) -> str:
+    """What "auto" means for an address."""
+    if backend != "auto":
+        return backend
+    return "mmap" if storage.is_local(address) else "cache"
+
+
+class IndexedTar(Closing):
     """The members of one tar, by number and by name, as bytes.
 
     Members are those that belong to samples, in sample order (see `loader.sample`); what is left out is told by
     ``index.skipped``. A missing or stale index is built when the tar is opened.
 
-    `path`: a local path, any fsspec address, or (``memory`` only) a binary file object. `backend`: ``"mmap"``
-    reads a local file in place; ``"read"`` reads each member of it by one call, which maps nothing and is a little
-    slower; ``"memory"`` holds the whole tar in memory. `index`: an Index that is already
-    open. `index_root`: where indexes lie if not beside their tars. `grouping` and `require_end`: see
+    `path`: a local path, any fsspec address, or a binary file object, which is read whole. `backend`:
+
+    - ``"auto"``: local files in place, all else through the cache;
+    - ``"mmap"`` reads a local file in place; ``"read"`` reads each member of it by one call, which maps nothing and
+      is a little slower;
+    - ``"cache"`` downloads the tar once a machine, and reads the copy in place; while the cache has no room
+      for it, by ranges;
+    - ``"range"`` asks the store for each member that is read, and nothing else, and compares it with its CRC-32;
+    - ``"memory"`` holds the whole tar in memory.
+
+    `cache_dir`, `max_cache_size`: see docs/remote.md; or `remote`, to share one `Remote` with others. `index`: an Index
+    that is already open. `index_root`: where indexes lie if not beside their tars. `grouping` and `require_end`: see
     `loader.sample` and `loader.tar`. `verify`: check every byte of the index now, and compare each member that is
     read with its CRC-32, where the index holds it; CorruptMember if it differs.
 
     Threads may share one, and it works after a fork. A pickle holds the arguments alone, and opens the tar
-    again when it is loaded. Raises FileNotFoundError, BadAddress, BadTar, BadIndex.
+    again when it is loaded. Raises FileNotFoundError, BadAddress, BadTar, BadIndex, StoreError.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str] | BinaryIO,
-        backend: str = "mmap",
+        backend: str = "auto",
         storage_options: StorageOptions | None = None,
         *,
+        cache_dir: str | None = None,
+        max_cache_size: int | None = None,
+        remote: Remote | None = None,
         index: Index | None = None,
         index_root: str | None = None,
         grouping: str = "auto",
         require_end: bool = True,
         verify: bool = False,
     ) -> None:
-        if backend not in BACKENDS:
-            raise ValueError(f"backend is {backend!r}: one of {', '.join(BACKENDS)} was expected")
+        check_backend(backend)
         self._arguments: dict[str, Any] = {
             "backend": backend,
             "storage_options": storage_options,
+            "cache_dir": cache_dir,
+            "max_cache_size": max_cache_size,
+            "remote": remote,
             "index_root": index_root,
             "grouping": grouping,
             "require_end": require_end,
             "verify": verify,
         }
         self._verify = verify
-        self._file: _File | None = None
+        self._file: _File | RangeReader | None = None
         self._buffer: bytes | mmap.mmap | None = None
+        self._own_remote: Remote | None = None
+        how = How(index_root, grouping, require_end)
+        if isinstance(path, (str, os.PathLike)):
+            self.path = storage.normalise(path)
+            self.backend = chosen(backend, self.path)
+        else:
+            self._read_object(path, backend)
+        if self.backend in _REMOTE:
+            if remote is None:
+                remote = self._own_remote = Remote(cache_dir, max_cache_size)
+            self.index = self._open_remote(remote, storage_options, how, index)
+        else:
+            self.index = self._open_local(storage_options, how, index)
+        if verify:
+            self.index.verify()
+
+    def _read_object(self, file: Any, backend: str) -> None:
+        """A file object, whole."""
+        if hasattr(file, "read"):
+            if backend not in ("auto", "memory"):
+                raise BadAddress('a file object can only be read whole: say backend="memory"')
+            self.path, self.backend = str(getattr(file, "name", "<stream>")), "memory"
+            self._arguments, self._buffer = {}, file.read()
+        if not isinstance(self._buffer, bytes):
+            raise TypeError(f"{file!r:.80}: an address, or a file object opened in binary mode, was expected")
+
+    def _open_local(self, storage_options: StorageOptions | None, how: How, index: Index | None) -> Index:
+        """Have the tar in memory or mapped, and its index."""
         with contextlib.ExitStack() as opened:
-            if isinstance(path, (str, os.PathLike)):
-                self.path = storage.normalise(path)
-                self._buffer = self._load(backend, storage_options, opened)
-            elif hasattr(path, "read"):
-                self.path = str(getattr(path, "name", "<stream>"))
-                self._arguments = {}
-                if backend != "memory":
-                    raise BadAddress('a file object can\'t be mapped: say backend="memory"')
-                self._buffer = path.read()
-            else:
-                self.path = ""
-            if not isinstance(self._buffer, (bytes, mmap.mmap)):
-                raise TypeError(
-                    f"{path!r:.80}: an address, or a file object opened in binary mode, was expected"
-                )
+            if self._buffer is None:
+                self._buffer = self._load(storage_options, opened)
             if index is not None:
                 check_fresh(index, self.path, buffer=self._buffer)
             elif self._arguments:
                 index, _ = ensure_index(
                     self.path,
                     storage_options,
-                    index_root=index_root,
+                    index_root=how.index_root,
                     checksum=False,
-                    grouping=grouping,
-                    require_end=require_end,
+                    grouping=how.grouping,
+                    require_end=how.require_end,
                     buffer=self._buffer,
                 )
             else:
-                index = Index(build(self._buffer, self.path, False, grouping, require_end), self.path)
-        if verify:
-            index.verify()
-        self.index = index
-        if backend == "read":
+                data = build(self._buffer, self.path, False, how.grouping, how.require_end)
+                index = Index(data, self.path)
+        if self.backend == "read":
             self._buffer = None
+        return index
 
     def _load(
-        self, backend: str, storage_options: StorageOptions | None, opened: contextlib.ExitStack
+        self, storage_options: StorageOptions | None, opened: contextlib.ExitStack
     ) -> bytes | mmap.mmap:
         """The tar, in memory or mapped; a file that is mapped stays open until `opened` ends."""
-        if backend == "memory":
+        if self.backend == "memory":
             return storage.read_bytes(self.path, storage_options)
         if not storage.is_local(self.path):
             raise BadAddress(
-                f'{self.path} is not on this machine, and can\'t be mapped: say backend="memory" to read it whole, '
-                "or copy it here first"
+                f'{self.path} is not on this machine, and can\'t be mapped: leave backend to "auto", which caches it'
             )
         file = opened.enter_context(storage.open_read(self.path))
         if os.fstat(file.fileno()).st_size == 0:
@@ -138,9 +173,27 @@ class IndexedTar(_Closing):
         buffer = TarMap(file.fileno(), 0, access=mmap.ACCESS_READ)
         buffer.file = file.fileno()
         opened.callback(setattr, buffer, "file", None)
-        if backend == "read":
+        if self.backend == "read":
             self._file = _File(self.path, os.dup(file.fileno()))
         return buffer
+
+    def _open_remote(
+        self, remote: Remote, storage_options: StorageOptions | None, how: How, index: Index | None
+    ) -> Index:
+        """Have the tar's copy in the cache mapped, or be ready to read ranges of it; and its index."""
+        if self.backend == "cache":
+            try:
+                self._buffer, found = remote.open_cached(self.path, storage_options, how)
+            except NoRoom as error:
+                remote.full(self.path, error)
+                self.backend = "range"
+        if self.backend == "range":
+            self._file, found = remote.open_range(self.path, storage_options, how)
+            self._verify = True
+        if index is None:
+            return found
+        check_fresh(index, self.path, storage_options, self._buffer)
+        return index
 
     def __reduce__(self) -> tuple[Callable[..., IndexedTar], tuple[str, dict[str, Any]]]:
         if not self._arguments:
@@ -159,6 +212,8 @@ class IndexedTar(_Closing):
             return self._buffer
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
+        if isinstance(self._file, RangeReader):
+            raise ValueError(f"{self.path} is read by ranges, and is nowhere whole")
         return mmap.mmap(self._file.number, 0, access=mmap.ACCESS_READ)
 
     @property
@@ -170,12 +225,17 @@ class IndexedTar(_Closing):
     def checksum(self) -> int:
         """adler32 of the tar: from the index where it is known, else of the bytes."""
         if self.index.checksum is None:
-            view, total = memoryview(self.buffer), 1
-            for start in range(0, len(view), 8 << 20):
-                total = adler32(view[start : start + (8 << 20)], total)
-            view.release()
+            total = 1
+            for start in range(0, self.size, 8 << 20):
+                total = adler32(self.part(start, min(start + (8 << 20), self.size)), total)
             self.index.checksum = total
         return self.index.checksum
+
+    def part(self, start: int, end: int) -> bytes:
+        """Bytes ``[start, end)`` of the tar, as they are."""
+        if isinstance(self._file, RangeReader):
+            return self._file.part(start, end)
+        return self.buffer[start:end]
 
     def __len__(self) -> int:
         return self.index.num_members
@@ -186,11 +246,11 @@ class IndexedTar(_Closing):
 
     def name(self, i: int) -> str:
         """The name of member `i`."""
-        return self.index.member_name(_place(i, len(self), self.path, "member"))
+        return self.index.member_name(place(i, len(self), self.path, "member"))
 
     def by_index(self, i: int) -> bytes:
         """The bytes of member `i`; IndexError if there is none."""
-        return self.read(_place(i, len(self), self.path, "member"))
+        return self.read(place(i, len(self), self.path, "member"))
 
     def by_name(self, name: str) -> bytes:
         """The bytes of the member `name`; KeyError if there is none."""
@@ -206,6 +266,11 @@ class IndexedTar(_Closing):
             return None
         return memoryview(self.buffer) if view else self._buffer
 
+    def expect(self, members: Iterable[int]) -> None:
+        """These members will be read soon, each once: where it is read by ranges, start to fetch them."""
+        if isinstance(self._file, RangeReader):
+            self._file.expect(map(self.index.span, members))
+
     def read(self, member: int) -> bytes:
         """The bytes of member ``0 <= member < len(self)``; CorruptMember where `verify` finds them changed."""
         index, buffer = self.index, self._buffer
@@ -217,7 +282,16 @@ class IndexedTar(_Closing):
             data = self._file.read(start, end - start)
         else:
             data = self.buffer[start:end]
-        if self._verify and self.index.crc32 is not None and crc32(data) != self.index.crc32[member]:
+        return self._checked(data, member, start) if self._verify else data
+
+    def _checked(self, data: bytes, member: int, start: int) -> bytes:
+        """A member's bytes, as they were indexed; what has changed on its way is fetched once more."""
+        if self.index.crc32 is None:
+            return data
+        wanted = self.index.crc32[member]
+        if crc32(data) != wanted and isinstance(self._file, RangeReader):
+            data = self._file.again(start, len(data))
+        if crc32(data) != wanted:
             raise CorruptMember(
                 f"{self.path}: member {self.index.member_name(member)!r} at byte {start}: its bytes have changed "
                 "since it was indexed: fetch or write the tar again"
@@ -234,7 +308,7 @@ class IndexedTar(_Closing):
         if isinstance(which, str):
             data = self.by_name(which)
             return clean_name(which), data
-        member = _place(which, len(self), self.path, "member")
+        member = place(which, len(self), self.path, "member")
         return self.index.member_name(member), self.read(member)
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
@@ -256,6 +330,8 @@ class IndexedTar(_Closing):
         if isinstance(buffer, mmap.mmap):
             with contextlib.suppress(BufferError):  # somebody holds a view: closed when the last one goes
                 buffer.close()
+        if self._own_remote is not None:
+            self._own_remote.close()
 
 
 class _File:
@@ -287,216 +363,9 @@ def _reopen(path: str, arguments: dict[str, Any]) -> IndexedTar:
     return IndexedTar(path, **arguments)
 
 
-def _place(i: int, length: int, path: str, what: str) -> int:
+def place(i: int, length: int, path: str, what: str) -> int:
     """A number that may count from the end → one that counts from the start; IndexError outside."""
-    place = i + length if i < 0 else i
-    if not 0 <= place < length:
+    number = i + length if i < 0 else i
+    if not 0 <= number < length:
         raise IndexError(f"{path} has {length} {what}s: there is no {what} {i}")
-    return place
-
-
-class IndexedTarSamples(_Closing):
-    """The samples of one tar: ``samples[i]`` → ``{"__key__": …, ".jpg": …, ".json": …}``.
-
-    One entry for each extension (lower case); several members of one extension give a list, in the order of
-    their numbers, one gives the value itself.
-
-    `handlers` add to or replace `data_handler.default_handlers` for this object alone. `extensions`: read only
-    these members (``[".txt"]`` never touches a picture); ``.jpg`` also means ``.0.jpg``, ``.1.jpg``, …, which keep
-    their names, and never ``.seg.jpg``. `decode=False` gives bytes. `allow_pickle`: let
-    ``.pickle`` and object arrays load, which runs code from the tar. `views`: with ``decode=False``, give memoryviews
-    into the map in place of bytes: nothing is copied, and the map stays as long as one of them. Other arguments as
-    for `IndexedTar`.
-
-    BadSample, naming shard, key and extension, for what can't be decoded.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | BinaryIO | IndexedTar,
-        handlers: Mapping[str, Handler] | None = None,
-        extensions: Sequence[str] | None = None,
-        backend: str = "mmap",
-        storage_options: StorageOptions | None = None,
-        *,
-        decode: bool = True,
-        allow_pickle: bool = False,
-        views: bool = False,
-        **arguments: Any,
-    ) -> None:
-        if isinstance(extensions, str):
-            raise ValueError(
-                f"extensions is the text {extensions!r}: a list such as [{extensions!r}] was expected"
-            )
-        if views and (decode or backend == "read" or arguments.get("verify")):
-            raise ValueError('views go with decode=False and a map: neither backend="read" nor verify')
-        self._arguments = (handlers, extensions, decode, allow_pickle, views)
-        if isinstance(path, IndexedTar):
-            if arguments or storage_options or backend != "mmap":
-                raise ValueError("an IndexedTar is open already: say how it is opened where it is made")
-            self.tar = path
-        else:
-            self.tar = IndexedTar(path, backend, storage_options, **arguments)
-        self.decode, self.views = decode, views
-        self.handlers = make_handlers(handlers, allow_pickle=allow_pickle)
-        self.index = self.tar.index
-        self.selected = None if extensions is None else tuple(_dotted(e) for e in extensions)
-        table = self.index.extensions
-        # extension number → (extension, handler), None where it isn't wanted: looked up once, not a sample
-        self._wanted: list[tuple[str, Handler] | None] = [
-            (extension, handler_for(extension, self.handlers))
-            if self.selected is None
-            or extension in self.selected
-            or split_number(extension)[1] in self.selected
-            else None
-            for extension in table
-        ]
-        # extension number → the number that it begins with, or -1; None if there is nothing to put in order, as where
-        # names are numbered the other way, "k-0.jpg": then the index has them in order
-        numbers = [split_number(extension)[0] for extension in table]
-        ordered = self.index.grouping == "numbered" or max(numbers, default=-1) < 0
-        self._numbers = None if ordered else numbers
-
-    def __reduce__(self) -> tuple[Callable[..., IndexedTarSamples], tuple[Any, ...]]:
-        return _reopen_samples, (self.tar, *self._arguments)
-
-    @property
-    def path(self) -> str:
-        """The address of the tar."""
-        return self.tar.path
-
-    @property
-    def extensions(self) -> tuple[str, ...]:
-        """The extensions that occur in the tar and are read, in the order of their first appearance."""
-        return tuple(entry[0] for entry in self._wanted if entry is not None)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples."""
-        return self.index.num_samples
-
-    def __len__(self) -> int:
-        return self.index.num_samples
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}: {len(self)} samples of {', '.join(self.extensions)}>"
-
-    def key(self, i: int) -> str:
-        """The key of sample `i`."""
-        return self.index.key(_place(i, len(self), self.path, "sample"))
-
-    def keys(self) -> Iterator[str]:
-        """The keys of all samples, in order."""
-        return iter(self.index.keys())
-
-    def find(self, key: str) -> int:
-        """The number of the sample with that key; KeyError if there is none."""
-        try:
-            return self.index.find_key(key)
-        except KeyError:
-            raise KeyError(f"{self.path} holds no sample {key!r}") from None
-
-    def members(self, i: int) -> list[tuple[str, str, bytes]]:
-        """(name, extension, bytes) of the wanted members of a sample: its own first, then images by number."""
-        index, found = self.index, []
-        members: Sequence[int] = index.members(_place(i, len(self), self.path, "sample"))
-        for member in members:
-            index.member_extension(member)  # checked here
-        if (numbers := self._numbers) is not None:
-            members = sorted(members, key=lambda member: numbers[index.extension[member]])
-        for member in members:
-            entry = self._wanted[index.extension[member]]
-            if entry is not None:
-                found.append((index.member_name(member), entry[0], self.tar.read(member)))
-        return found
-
-    def raw(self, i: int) -> dict[str, Any]:
-        """Sample `i` with the bytes of its members."""
-        return self._sample(_place(i, len(self), self.path, "sample"), decode=False)
-
-    def decoded(self, i: int) -> dict[str, Any]:
-        """Sample `i` with the values that the handlers make."""
-        return self._sample(_place(i, len(self), self.path, "sample"), decode=True)
-
-    def _sample(self, i: int, decode: bool) -> dict[str, Any]:
-        # The hot path: one look-up of each array, and one slice, for each member; no call that can be spared.
-        index, wanted = self.index, self._wanted
-        codes, offsets, sizes, end = index.extension, index.offset, index.size, index.tar_size
-        first, last = index.sample_begin[i], index.sample_begin[i + 1]
-        if not first < last <= index.num_members:
-            index.members(i)  # says what is wrong
-        at = index.name_begin[first]
-        sample: dict[str, Any] = {
-            "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
-        }
-        buffer = self.tar.plain(self.views and not decode)
-        lists: tuple[str, ...] = ()
-        for member in range(first, last):
-            code = codes[member]
-            if code >= len(wanted):
-                index.member_extension(member)  # says what is wrong with it
-            entry = wanted[code]
-            if entry is None:
-                continue
-            extension, handler = entry
-            start = offsets[member]
-            stop = start + sizes[member]
-            value: Any = self.tar.read(member) if buffer is None or stop > end else buffer[start:stop]
-            if decode:
-                value = self._decode(handler, value, i, member)
-            if extension not in sample:
-                sample[extension] = value
-            elif extension in lists:
-                sample[extension].append(value)
-            else:
-                sample[extension] = [sample[extension], value]
-                lists = (*lists, extension)
-        return sample
-
-    def _decode(self, handler: Handler, data: bytes, i: int, member: int) -> Any:
-        try:
-            return handler(data)
-        except UnsafePickle as error:
-            raise UnsafePickle(f"{self._whose(i, member)}: {error}") from error
-        except Exception as error:
-            # A handler, perhaps the caller's own, may raise anything: which sample it was is known here alone.
-            reason = str(error) if isinstance(error, ShardflowError) else f"{type(error).__name__}: {error}"
-            raise BadSample(f"{self._whose(i, member)}: {reason}") from error
-
-    def _whose(self, i: int, member: int) -> str:
-        start, _ = self.index.span(member)
-        return f"{self.path}: sample {self.index.key(i)!r}, member {self.index.member_name(member)!r} at byte {start}"
-
-    @overload
-    def __getitem__(self, which: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, which: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, which: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(which, slice):
-            return [self._sample(i, self.decode) for i in range(*which.indices(len(self)))]
-        if type(which) is int and 0 <= which < self.index.num_samples:
-            return self._sample(which, self.decode)
-        return self._sample(_place(which, len(self), self.path, "sample"), self.decode)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for i in range(len(self)):
-            yield self._sample(i, self.decode)
-
-    def close(self) -> None:
-        """Let go of the tar."""
-        self.tar.close()
-
-
-def _reopen_samples(
-    tar: IndexedTar,
-    handlers: Mapping[str, Handler] | None,
-    extensions: Sequence[str] | None,
-    decode: bool,
-    allow_pickle: bool,
-    views: bool,
-) -> IndexedTarSamples:
-    return IndexedTarSamples(tar, handlers, extensions, decode=decode, allow_pickle=allow_pickle, views=views)
-
-
-def _dotted(extension: str) -> str:
-    return (extension if extension.startswith(".") else "." + extension).lower()
+    return number

@@ -4,54 +4,43 @@ from __future__ import annotations
 
 import copy
 import logging
-import multiprocessing
 import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import numpy as np
-import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
+from loader.ahead import Ahead
 from loader.cache import OpenShards
 from loader.data_handler import Handler
-from loader.errors import ShardflowError
-from loader.indexed_tar import IndexedTarSamples
-from loader.order import Order, choose_lanes
+from loader.errors import BadConfig, BadMeta, ShardflowError
+from loader.indexed_tar import check_backend
+from loader.indexed_tar_samples import IndexedTarSamples
+from loader.order import Order
 from loader.registry import DatasetEntry
+from loader.remote import Remote
+from loader.resumable import Ints, Resumable, Sharding
 from loader.ret_sample import DataStatus, RetSample
 from loader.schedule import Schedule, Tail
 from loader.selection import Selection
 from loader.shards import find_shards
-from loader.shared import Shared
-from loader.state import RankProgress, Run, State, fingerprint
+from loader.state import fingerprint
 from loader.storage import StorageOptions
 from loader.stream import OnBad, Stream
-from loader.world import World, current_world, process_rank
+from loader.traffic import Traffic
+from loader.world import World, process_rank
 
 __all__ = ["DataStatus", "IndexedTarDataset", "RetSample"]
 
 logger = logging.getLogger(__name__)
 
-Ints = npt.NDArray[np.int64]
-Sharding = Literal["auto", "sample", "url"]
-
 _URLS_KEPT = 4096
+_BATCHES_AHEAD = 4
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A state to go on from."""
-
-    number: int  # see Shared.loaded; -1 in a worker that was given one of its own, for its next iteration
-    state: State
-    emitted: tuple[int, ...] | None = None  # samples that each stream yielded, where batches don't tell
-
-
-class IndexedTarDataset(IterableDataset[Any]):
+class IndexedTarDataset(Resumable):
     """Abstract: a subclass has a `data_generator` that reads the samples of `index_generator`.
 
     Iterating yields the RetSamples of this worker of this rank. Every sample comes once an epoch over all ranks
@@ -69,8 +58,9 @@ class IndexedTarDataset(IterableDataset[Any]):
     short repeats as many of its own at the end, so that ranks end together), "substitute" another one in its
     place, or "raise". TooManyBad after `max_bad_in_row`, or above the share `max_bad_fraction` of a worker's.
 
-    `handlers`, `extensions`, `decode`, `allow_pickle`: see `IndexedTarSamples`. Not thread-safe. Pickles to
-    workers hold no connections, and the list of shards as shared memory.
+    `handlers`, `extensions`, `decode`, `allow_pickle`, `backend`: see `IndexedTarSamples`. `cache_dir`, `max_cache_size`
+    (bytes), `prefetch`: how shards in a store are read, see docs/remote.md; `traffic` tells what that took. Not
+    thread-safe. Pickles to workers hold no connections, and the list of shards as shared memory.
     """
 
     def __init__(
@@ -96,8 +86,12 @@ class IndexedTarDataset(IterableDataset[Any]):
         allow_pickle: bool = False,
         storage_options: StorageOptions | None = None,
         index_root: str | None = None,
+        backend: str = "auto",
+        cache_dir: str | None = None,
+        max_cache_size: int | None = None,
+        prefetch: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(rank, world_size)
         info = dict(data_info) if isinstance(data_info, Mapping) else {"name": data_info}
         if "name" not in info:
             raise ValueError(f"data_info has the keys {sorted(info)}: 'name' is missing")
@@ -108,6 +102,9 @@ class IndexedTarDataset(IterableDataset[Any]):
         ):
             if value not in allowed:
                 raise ValueError(f"{what} is {value!r}: one of {', '.join(allowed)} was expected")
+        check_backend(backend)
+        if prefetch is not None and prefetch < 0:
+            raise BadConfig(f"prefetch is {prefetch}: 0 (nothing is fetched ahead) or more was expected")
         self.name = info["name"] if isinstance(info["name"], str) else str(info["name"])
         self.data_type = str(info.get("data_type", ""))
         self.table = find_shards(info["name"], registry, storage_options, index_root)
@@ -121,19 +118,12 @@ class IndexedTarDataset(IterableDataset[Any]):
             "decode": decode,
             "allow_pickle": allow_pickle,
         }
-        self._given = (rank, world_size)
-        # Rank and world size of the process that pickled this, and its pid.
-        self._inherited: tuple[int, int, int] | None = None
+        self.backend, self.prefetch = backend, prefetch
         self._lru_size = lru_size
-        self._shards = OpenShards(lru_size, self.open_shard)
-        self._stream: Stream | None = None
+        self._shards = OpenShards(lru_size, self._open)
         self._urls: dict[int, str] = {}
         self._numbers: dict[str, int] | None = None
-        self._shared = Shared()
-        self._loaded: _Loaded | None = None
-        self._lanes: int | None = None
-        self._workers: int | None = None  # of the loader that this copy belongs to
-        self._copies: weakref.WeakSet[IndexedTarDataset] = weakref.WeakSet()  # of loaders
+        self.remote = self._way_to_stores(cache_dir, max_cache_size)
         self.selection: Selection | None = None  # None: all take part
         self.counts: Ints = self.table.counts  # samples of each shard that take part
         self.fingerprint = self.table.fingerprint
@@ -207,16 +197,6 @@ class IndexedTarDataset(IterableDataset[Any]):
         return self._started().read_one()
 
     @property
-    def rank(self) -> int:
-        """The data-parallel rank of this process."""
-        return self._world().rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of data-parallel ranks."""
-        return self._world().world_size
-
-    @property
     def worker_id(self) -> int:
         """Which of its rank's streams this worker reads."""
         return self._stream.world.worker if self._stream is not None else self._world().worker
@@ -272,72 +252,6 @@ class IndexedTarDataset(IterableDataset[Any]):
         before = progress.consumed if self.tail == "keep" else self._emitted(schedule, progress)
         return sum(max(0, length - done) for length, done in zip(lengths, before, strict=True))
 
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the iterations that come: set it before each, on every rank, to the same number."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}: 0 or more was expected")
-        self._shared.epoch = epoch
-        for other in self._copies:
-            other.set_epoch(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the iteration that comes next."""
-        return self._shared.epoch
-
-    def order(self, epoch: int | None = None) -> Order:
-        """The order of an epoch (by default of the one that comes next)."""
-        lanes = self._lanes_for(self._world().world_size)
-        number = self.epoch if epoch is None else epoch
-        return Order(self.counts, self.seed, number, self.shuffle_size, lanes, self.shuffle)
-
-    # -- state
-
-    def load_state_dict(self, state: Mapping[str, Any] | State) -> None:
-        """Go on where a state was taken: the next iteration is the rest of its epoch.
-
-        StateMismatch, with one sentence for each reason, if it doesn't fit this dataset.
-        """
-        self._load(state if isinstance(state, State) else State.from_dict(state))
-
-    def forget_state(self) -> None:
-        """Start epochs from their beginning again, whatever was loaded (its lanes stay: they are the run's)."""
-        self._shared.forget()
-        self._loaded = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the iteration in this very process got: exact with ``num_workers=0``.
-
-        In a DataLoader's worker, it is about this worker alone: what torchdata's StatefulDataLoader collects, and
-        gives back to the same worker of as many. A process with workers knows nothing of them: take
-        `ShardedDataLoader`, or a DataStatus.
-        """
-        stream = self._stream
-        if stream is None or stream.order.epoch != self.epoch:
-            return self.state_of(None).to_dict()
-        schedule, world = stream.schedule, stream.world
-        made = -(-stream.emitted // self.batch_size) * world.num_workers  # the others are taken to be as far
-        batches = min(made, schedule.rank_batches(world.rank))
-        consumed = [0] * world.num_workers
-        consumed[world.worker] = stream.consumed
-        progress = RankProgress(world.rank, batches, tuple(consumed), stream.turn)
-        return self._state(schedule, progress).to_dict()
-
-    def set_data_status(self, status: DataStatus) -> None:
-        """Resume from what a DataStatus counted on this rank, with the same number of ranks and workers."""
-        world, workers = self._world(), range(status.num_workers)
-        emitted = tuple(status.emitted.get(worker, 0) for worker in workers)
-        consumed = tuple(status.consumed.get(worker, 0) for worker in workers)
-        progress = RankProgress(
-            world.rank,
-            sum(-(-count // self.batch_size) for count in emitted),
-            # Substitutes stand in the place of what is told as missing.
-            emitted if self.on_bad == "substitute" else consumed,
-            int(np.argmin(emitted)),  # DataLoader asks them in turn
-        )
-        run = Run(world.world_size, self.batch_size, status.num_workers, (progress,))
-        self._load(replace(self._fresh(), epoch=status.epoch, run=run), emitted)
-
     @property
     def iteration(self) -> object:
         """What is the same object as long as one iteration in this process goes on."""
@@ -348,37 +262,6 @@ class IndexedTarDataset(IterableDataset[Any]):
         stream = self._started()
         world = stream.world
         return world.worker, stream.consumed, (world.rank, world.world_size, stream.order.epoch)
-
-    def state_of(self, progress: RankProgress | None) -> State:
-        """The state of the epoch at hand, given how far this rank's workers got in it (None: not begun)."""
-        if progress is None:
-            return self.resumed() or self._fresh()
-        schedule, _ = self.plan(len(progress.consumed))
-        return self._state(schedule, progress)
-
-    def plan(self, num_workers: int | None = None) -> tuple[Schedule, RankProgress]:
-        """How the epoch at hand is dealt out, and where this rank goes on in it.
-
-        A loaded state from the same world is continued in place, stream by stream; after one from another world,
-        what remains is dealt out anew.
-        """
-        world = self._world()
-        workers = world.num_workers if num_workers is None else num_workers
-        state = self.resumed() or self._fresh()
-        schedule = state.schedule(world.world_size, self.batch_size, workers, self.tail)
-        return schedule, state.start(schedule, world.rank)
-
-    def resumed(self) -> State | None:
-        """The loaded state, as long as its epoch is the one at hand."""
-        loaded, number = self._loaded, self._shared.loaded
-        if number and (loaded is None or loaded.number not in (number, -1)):
-            raise RuntimeError(
-                f"{self!r}: a state was loaded while this worker was running, and is not known to it: load states "
-                "before the DataLoader starts its persistent workers, or use ShardedDataLoader"
-            )
-        if loaded is None or loaded.number not in (number, -1) or loaded.state.epoch != self.epoch:
-            return None
-        return loaded.state
 
     # -- inside
 
@@ -393,15 +276,15 @@ class IndexedTarDataset(IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.counts = (self.selection or self.table).counts
-        self._shards = OpenShards(self._lru_size, self.open_shard)
+        self._shards = OpenShards(self._lru_size, self._open)
         self._copies = weakref.WeakSet()
 
     def __copy__(self) -> IndexedTarDataset:
         """Another dataset over the same shards, with an epoch and a state of its own."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._stream, other._urls = None, {}
-        other._shards = OpenShards(self._lru_size, other.open_shard)
+        other._stream, other._urls, other.remote = None, {}, copy.copy(self.remote)
+        other._shards = OpenShards(self._lru_size, other._open)
         other._shared = self._shared.copy()
         other._copies = weakref.WeakSet()
         return other
@@ -422,43 +305,57 @@ class IndexedTarDataset(IterableDataset[Any]):
         self.fingerprint = fingerprint(parts, [len(selection), len(self.table)])
 
     def open_shard(self, shard: int) -> IndexedTarSamples:
-        """Open one shard, for the `lru_size` that stay open."""
-        return IndexedTarSamples(
+        """Open one shard, for the `lru_size` that stay open. Of a store's, threads open those that come next."""
+        opened = IndexedTarSamples(
             self.table.url(shard),
+            backend=self.backend,
+            remote=self.remote,
             storage_options=self.table.storage_options(shard),
             index_root=self.index_root,
             **self._arguments,
         )
+        if self.remote is not None and opened.tar.size != self.table.sizes[shard]:
+            raise BadMeta(
+                f"{opened.path} has {opened.tar.size:,} bytes, where meta.json says {self.table.sizes[shard]:,}: run gen_meta "
+                "again"
+            )
+        return opened
 
-    def _world(self) -> World:
-        world = current_world(*self._given, inherited=self._of_parent())
-        if self._workers is not None and world.num_workers != self._workers:
-            # The main process, asking on behalf of its loader's workers.
-            return World(world.rank, world.world_size, 0, self._workers)
-        return world
+    @property
+    def traffic(self) -> Traffic:
+        """What reading from stores took so far, workers included."""
+        return Traffic() if self.remote is None else self.remote.traffic
 
-    def _of_parent(self) -> tuple[int, int] | None:
-        """Rank and world size of the process that pickled this for its worker.
-
-        Not of one further up: it may have spawned ranks, which then forked their workers.
-        """
-        if self._inherited is None:
+    def _way_to_stores(self, cache_dir: str | None, max_cache_size: int | None) -> Remote | None:
+        """None if all is read in place; BadConfig for a cache that can't hold the largest shard."""
+        if not self.table.remote and self.backend not in ("cache", "range"):
             return None
-        rank, world_size, pid = self._inherited
-        parent = multiprocessing.parent_process()
-        return (rank, world_size) if pid in (os.getpid(), parent and parent.pid) else None
+        remote = Remote(cache_dir, max_cache_size)
+        remote.traffic.share()
+        if self.backend in ("auto", "cache") and len(self.table):
+            largest = int(self.table.sizes.argmax())
+            remote.check_limit(int(self.table.sizes[largest]), self.table.url(largest))
+            remote.cache.prepare()
+        return remote
+
+    def _ahead(self, stream: Stream) -> Ahead | None:
+        """What fetches the samples of a stream before it gets there."""
+        if self.remote is None or self.prefetch == 0:
+            return None
+        worker = get_worker_info()
+        self.remote.traffic.of_worker(None if worker is None else worker.id)
+        if self.backend == "range":
+            return Ahead(self, stream, self._shards, self.remote, 0, self.prefetch or _BATCHES_AHEAD)
+        return Ahead(self, stream, self._shards, self.remote, self.prefetch or self._lru_size, _BATCHES_AHEAD)
+
+    def _open(self, shard: int) -> IndexedTarSamples:
+        ahead = None if self._stream is None else self._stream.ahead
+        return self.open_shard(shard) if ahead is None else ahead.take(shard)
 
     def _started(self) -> Stream:
         if self._stream is None:
             self._stream = self._begin()
         return self._stream
-
-    def _lanes_for(self, world_size: int) -> int:
-        if self._lanes is not None:  # a loaded state's: part of the order
-            return self._lanes
-        if self.sharding == "auto":
-            return choose_lanes(len(self.table), world_size, self.shuffle)
-        return world_size if self.sharding == "url" else 1
 
     def _begin(self) -> Stream:
         world, order = self._world(), self.order()
@@ -469,6 +366,7 @@ class IndexedTarDataset(IterableDataset[Any]):
         stream = Stream(
             self, world, order, schedule, planned, progress.turn, progress.consumed[world.worker], emitted
         )
+        stream.ahead = self._ahead(stream)
         if self._loaded is not None and self._loaded.number == -1:
             self._loaded = None
         if self.shuffle and order.largest_window > self._lru_size and self._shared.first_warning():
@@ -478,34 +376,6 @@ class IndexedTarDataset(IterableDataset[Any]):
                 self, self.shuffle_size, order.largest_window, self._lru_size,
             )  # fmt: skip
         return stream
-
-    def _emitted(self, schedule: Schedule, progress: RankProgress) -> tuple[int, ...]:
-        """How many samples each stream of this rank has yielded where it goes on."""
-        loaded = self._loaded
-        if loaded is not None and loaded.emitted is not None and self.resumed() is loaded.state:
-            run = loaded.state.run
-            if run is not None and any(progress is each for each in run.ranks):
-                return loaded.emitted
-        return schedule.streams_after(progress.rank, progress.batches)
-
-    def _fresh(self) -> State:
-        """The state of the epoch at hand before it has begun."""
-        lanes = self._lanes_for(self._world().world_size)
-        samples = int(self.counts.sum())
-        return State(self.seed, self.epoch, self.shuffle, self.shuffle_size, lanes, samples, self.fingerprint)
-
-    def _state(self, schedule: Schedule, progress: RankProgress) -> State:
-        run = Run(schedule.world_size, schedule.batch_size, schedule.num_workers, (progress,))
-        return replace(self._fresh(), done=schedule.done, run=run)
-
-    def _load(self, state: State, emitted: tuple[int, ...] | None = None) -> None:
-        samples = int(self.counts.sum())
-        state.check(self.fingerprint, samples, self.seed, self.shuffle, self.shuffle_size)
-        self._stream = None
-        self._lanes = state.lanes
-        self._shared.epoch = state.epoch
-        number = self._shared.load() if get_worker_info() is None else -1
-        self._loaded = _Loaded(number, state, emitted)
 
     def places(self, order: Order, positions: Ints) -> tuple[list[int], list[int], list[int]]:
         """Of positions of an epoch: numbers over the whole dataset, shards, and numbers in them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, SupportsIndex, get_args, overload
@@ -14,7 +15,8 @@ from torch.utils.data import Dataset
 
 from loader.cache import OpenShards
 from loader.datasets import SampleDataset
-from loader.errors import ShardflowError, TooManyBad
+from loader.errors import ShardflowError, StoreError, TooManyBad
+from loader.remote import Remote
 from loader.selection import Ints
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class IndexedTarMapDataset(Dataset[Any]):
     def __getitems__(self, which: Sequence[SupportsIndex]) -> list[Any]:
         """Several samples, in the order asked for; what DataLoader calls for a batch."""
         numbers = [self._checked(i) for i in which]
+        if self.dataset.remote is not None:
+            self._prefetch(numbers, self.dataset.remote)
         samples: dict[int, Any] = {}
         for place in sorted(range(len(numbers)), key=numbers.__getitem__):
             samples[place] = self._get(numbers[place])
@@ -113,6 +117,18 @@ class IndexedTarMapDataset(Dataset[Any]):
         selection = self.dataset.selection
         return shard, place if selection is None else int(selection.numbers[selection.begins[shard] + place])
 
+    def _prefetch(self, numbers: Sequence[int], remote: Remote) -> None:
+        """Have what is read by ranges fetched together: shards are opened side by side, as many as stay open."""
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for number in numbers:
+            shard, i = self._place(number)
+            wanted[shard].append(i)
+        shards = list(wanted)[: self._shards.size]
+        self._shards.get_all(shards, remote.background)
+        for shard in shards:
+            if shard in self._shards:
+                self._shards.get(shard).prefetch(wanted[shard])
+
     def _get(self, number: int) -> Any:
         if self.on_bad == "raise":
             return self._read(number)
@@ -123,6 +139,8 @@ class IndexedTarMapDataset(Dataset[Any]):
                 sample = self._read(number if not step else (number + length // 2 + step - 1) % length)
                 if sample is not None:
                     return sample
+            except StoreError:  # of no sample: the others can't be read either
+                raise
             except ShardflowError as error:
                 self._tell(number, error)
             if step == self.dataset.max_bad_in_row:

@@ -14,40 +14,44 @@ import numpy.typing as npt
 from loader import storage
 from loader.errors import BadMeta, UnknownDataset
 from loader.indexing import ensure_index
-from loader.meta import meta_address, read_meta
+from loader.meta import ShardMeta, meta_address, read_meta
 from loader.registry import DatasetEntry, load_registry, resolve
 from loader.state import fingerprint
 from loader.storage import StorageOptions
 
 DEFAULT_REGISTRY = "configs/datasets.json"
 
-_ARRAYS = ("counts", "_group_begins", "_name_begins", "_names")
+_ARRAYS = ("counts", "sizes", "_group_begins", "_name_begins", "_names")
 
 Ints = npt.NDArray[np.int64]
 Where = tuple[str, str, StorageOptions | None]  # (label, root, storage options)
+Group = tuple[Where, Mapping[str, ShardMeta]]  # shards by their paths relative to the root
 
 
 class ShardTable:
-    """Addresses and counts, a few dozen bytes a shard.
+    """Addresses, samples (`counts`) and bytes (`sizes`), a few dozen bytes a shard.
 
     Names lie in one block of bytes, so 100,000 shards are three arrays, not 100,000 objects; pickled to spawned
     workers (by torch's own pickler) they travel as shared memory. Immutable; safe with threads and after a fork.
     """
 
-    def __init__(self, groups: Iterable[tuple[Where, Mapping[str, int]]]) -> None:
-        """From groups of one root each: ((label, root, storage options), {relative path: samples})."""
+    def __init__(self, groups: Iterable[Group]) -> None:
+        """From groups of one root each: ((label, root, storage options), {relative path: what meta.json says})."""
         self._wheres: list[Where] = []
         self._tensors: dict[str, Any] = {}  # the arrays once more, where they are shared
         names: list[bytes] = []
         counts: list[int] = []
         sizes: list[int] = []
+        lengths: list[int] = []
         for where, shards in groups:
             self._wheres.append(where)
-            sizes.append(len(shards))
+            lengths.append(len(shards))
             names += [name.encode("utf-8", "surrogateescape") for name in shards]
-            counts += shards.values()
+            counts += [shard.num_samples for shard in shards.values()]
+            sizes += [shard.size for shard in shards.values()]
         self.counts: Ints = np.array(counts, np.int64)
-        self._group_begins: Ints = _begins(sizes)
+        self.sizes: Ints = np.array(sizes, np.int64)
+        self._group_begins: Ints = _begins(lengths)
         self._name_begins: Ints = _begins([len(name) for name in names])
         self._names: npt.NDArray[np.uint8] = np.frombuffer(b"".join(names), np.uint8)
         self.fingerprint: str = fingerprint(
@@ -103,6 +107,11 @@ class ShardTable:
 
     def _where(self, shard: int) -> Where:
         return self._wheres[int(np.searchsorted(self._group_begins, shard, side="right")) - 1]
+
+    @property
+    def remote(self) -> bool:
+        """Whether any shard lies in a store."""
+        return not all(storage.is_local(root) for _, root, _ in self._wheres)
 
     def locate(self, number: int) -> tuple[int, int]:
         """The number of a sample over the whole dataset → (shard, sample in it)."""
@@ -184,11 +193,11 @@ def _find_shards(
     return _table(text, groups)
 
 
-def _table(what: str, groups: list[tuple[Where, Mapping[str, int]]]) -> ShardTable:
+def _table(what: str, groups: list[Group]) -> ShardTable:
     if len(groups) > 1:  # named twice, in a list or by overlapping patterns: still each sample once
         seen: set[tuple[str, str]] = set()
         for number, ((label, root, options), shards) in enumerate(groups):
-            new = {name: count for name, count in shards.items() if (root, name) not in seen}
+            new = {name: shard for name, shard in shards.items() if (root, name) not in seen}
             seen.update((root, name) for name in new)
             groups[number] = (label, root, options), new
     table = ShardTable(groups)
@@ -207,27 +216,22 @@ def _registry(
     return load_registry(os.fspath(registry), storage_options)
 
 
-def _entry_group(entry: DatasetEntry) -> tuple[Where, Mapping[str, int]]:
+def _entry_group(entry: DatasetEntry) -> Group:
     shards = read_meta(entry.tar_meta_path, entry.storage_options)
-    return (entry.name, entry.dir, entry.storage_options), {
-        n: shard.num_samples for n, shard in shards.items()
-    }
+    return (entry.name, entry.dir, entry.storage_options), shards
 
 
-def _by_address(
-    part: str, options: StorageOptions | None, index_root: str | None
-) -> list[tuple[Where, Mapping[str, int]]]:
+def _by_address(part: str, options: StorageOptions | None, index_root: str | None) -> list[Group]:
     address = storage.normalise(part)
     if storage.is_dir(address, options):
         shards = read_meta(meta_address(address), options)
-        return [(("", address, options), {name: shard.num_samples for name, shard in shards.items()})]
+        return [(("", address, options), shards)]
     if address.endswith("meta.json"):
         shards = read_meta(address, options)
-        return [
-            (("", storage.parent(address), options), {n: shard.num_samples for n, shard in shards.items()})
-        ]
-    groups: dict[str, dict[str, int]] = {}
+        return [(("", storage.parent(address), options), shards)]
+    groups: dict[str, dict[str, ShardMeta]] = {}
     for tar in storage.expand(part, ".tar", options):
         index, _ = ensure_index(tar, options, index_root=index_root, checksum=False)
-        groups.setdefault(storage.parent(tar), {})[storage.name(tar)] = index.num_samples
+        found = ShardMeta(index.num_samples, index.tar_size, index.checksum or 0)
+        groups.setdefault(storage.parent(tar), {})[storage.name(tar)] = found
     return [(("", root, options), shards) for root, shards in groups.items()]

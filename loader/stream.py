@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.errors import BadSample, TooManyBad
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.order import Order
 from loader.schedule import Schedule, Tail
 from loader.world import World
@@ -39,6 +40,18 @@ class Owner(Protocol):
         ...
 
 
+class Follows(Protocol):
+    """What a stream asks of whatever fetches ahead of it (`loader.ahead`)."""
+
+    def follow(self, indices: Iterator[int]) -> Iterator[int]:
+        """The same numbers."""
+        ...
+
+    def take(self, shard: int) -> IndexedTarSamples:
+        """A shard that is needed now, open."""
+        ...
+
+
 @dataclass(eq=False)
 class Stream:
     """Where one worker is in its share of an epoch. `consumed` and `emitted` are what a checkpoint knows of it."""
@@ -59,9 +72,13 @@ class Stream:
     bad_in_row: int = 0
     missing: Missing = field(default_factory=lambda: ([], [], []))
     told: set[str] = field(default_factory=set)  # shards whose bad samples were logged
+    ahead: Follows | None = None  # fetches what comes, where it isn't on this machine
 
     def indices(self) -> Iterator[int]:
         """The numbers of the samples to read, one after the other; `leave_out` speaks of the last one."""
+        return self._indices() if self.ahead is None else self.ahead.follow(self._indices())
+
+    def _indices(self) -> Iterator[int]:
         world, schedule, substitute = self.world, self.schedule, self.owner.on_bad == "substitute"
         length = schedule.worker_samples(world.rank, world.worker)
         for positions in schedule.iterate(world.rank, world.worker, min(self.consumed, length)):

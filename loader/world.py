@@ -50,6 +50,11 @@ def current_world(
     return World(*process_rank(), worker or 0, num_workers)
 
 
+def cache_folder() -> str:
+    """Where copies of remote shards are kept, unless it is told otherwise."""
+    return os.environ.get("SHARDFLOW_CACHE_DIR") or "~/.cache/shardflow/shards"
+
+
 def process_rank() -> tuple[int, int]:
     """Rank and world size: of torch.distributed once initialised, else by the environment, else (0, 1).
 

@@ -15,7 +15,7 @@ from typing import Any
 from loader import tar
 from loader.errors import BadSample, ShardflowError
 from loader.index import Index
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.indexing import build
 
 Found = tuple[list[tuple[str, int, int]], list[tuple[str, str]], int]

@@ -15,7 +15,8 @@ from places import environment, python
 from strategies import ODD_NAMES
 from tarmaker import members_of
 
-from loader.indexed_tar import IndexedTar, IndexedTarSamples
+from loader.indexed_tar import IndexedTar
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.sample import clean_name, why_no_sample
 from loader.writer import ShardWriter, write_shard
 

@@ -143,7 +143,7 @@ def open_index(args: Args) -> Report:
 
 
 def random_samples(args: Args) -> Report:
-    from loader.indexed_tar import IndexedTarSamples
+    from loader.indexed_tar_samples import IndexedTarSamples
 
     tars = [IndexedTarSamples(path) for path in args["tars"]]
     places = random_places(args)
@@ -194,7 +194,7 @@ def pack_shardflow(args: Args) -> Report:
         summary = pack(config)
     report = watch.report(peak=peak_bytes())
     if args["check"]:
-        from loader.indexed_tar import IndexedTarSamples
+        from loader.indexed_tar_samples import IndexedTarSamples
 
         tars = sorted(name for name in os.listdir(args["out"]) if name.endswith(".tar"))
         samples = [

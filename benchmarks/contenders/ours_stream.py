@@ -125,7 +125,7 @@ def overhead(args: Args) -> Report:
 
     The second epoch of one process: pages are mapped in both.
     """
-    from loader.indexed_tar import IndexedTarSamples
+    from loader.indexed_tar_samples import IndexedTarSamples
 
     class Places(SampleDataset):
         """Where each sample lies."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_up import packed
 
 from loader.cache import OpenShards
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 
 
 class Closable:

@@ -43,7 +43,8 @@ from loader.errors import (
     UnsafePickle,
 )
 from loader.index import Index, index_path
-from loader.indexed_tar import IndexedTar, IndexedTarSamples
+from loader.indexed_tar import IndexedTar
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.indexing import build, ensure_index
 from loader.sample import group
 from loader.writer import ShardWriter, write_shard
@@ -202,11 +203,16 @@ def test_streams_that_are_no_tar() -> None:
 
 
 def test_mmap_says_what_to_use_instead() -> None:
-    for source in ("memory://x/x.tar", "s3://bucket/x.tar", io.BytesIO(TAR)):
+    for source in ("memory://x/x.tar", "s3://bucket/x.tar"):
+        with pytest.raises(BadAddress, match='leave backend to "auto"'):
+            IndexedTar(source, backend="mmap")
+    for backend in ("mmap", "read", "cache", "range"):
         with pytest.raises(BadAddress, match='say backend="memory"'):
-            IndexedTar(source)
-    with pytest.raises(ValueError, match="one of mmap, read, memory"):
-        IndexedTar("x.tar", backend="range")
+            IndexedTar(io.BytesIO(TAR), backend=backend)
+    with IndexedTar(io.BytesIO(TAR)) as tar:
+        assert tar.names() == NAMES
+    with pytest.raises(ValueError, match="one of auto, mmap, read, memory, cache, range"):
+        IndexedTar("x.tar", backend="rnage")
 
 
 @pytest.mark.parametrize("source", [TAR, 5, None, io.StringIO("x"), ["x.tar"]])
@@ -595,7 +601,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     Path(path).write_bytes(by_tarfile([(f"{n:05d}.bin", bytes(10_000)) for n in range(2000)], "ustar"))
     code = """
 import resource, sys
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
 with IndexedTarSamples(sys.argv[1], decode=False) as tar:

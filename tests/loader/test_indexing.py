@@ -295,7 +295,7 @@ READ_ONLY = """
 import logging, sys
 from loader.errors import StaleIndex
 from loader.indexing import ensure_index, obtain_index
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 folder, elsewhere = sys.argv[1:]
 for name in ("fresh", "unsummed", "missing", "stale", "foreign"):

@@ -14,7 +14,8 @@ from tars import make_dataset, make_tar
 from loader.data_loader import ShardedDataLoader
 from loader.datasets import SampleDataset
 from loader.errors import BadConfig, TruncatedTar
-from loader.indexed_tar import IndexedTar, IndexedTarSamples
+from loader.indexed_tar import IndexedTar
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.map_dataset import IndexedTarMapDataset
 from loader.ret_sample import RetSample
 

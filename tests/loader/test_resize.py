@@ -14,7 +14,7 @@ from PIL import Image
 
 from loader import images, resize
 from loader.errors import BadConfig, BadSample
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.resize import ResizedImage, image_handlers, resize_array
 
 FITS = ("crop", "cover", "stretch")

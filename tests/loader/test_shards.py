@@ -16,6 +16,7 @@ from made_up import made_up, packed
 from strategies import keys
 
 from loader.errors import BadMeta, UnknownDataset
+from loader.meta import ShardMeta
 from loader.registry import load_registry
 from loader.shards import ShardTable, find_shards
 from loader.state import fingerprint
@@ -27,7 +28,12 @@ groups = st.lists(st.dictionaries(names, st.integers(0, 5), max_size=6), min_siz
 
 
 def table_of(groups: list[dict[str, int]]) -> ShardTable:
-    return ShardTable([(("", f"/root/{n}", {"n": n}), shards) for n, shards in enumerate(groups)])
+    return ShardTable(
+        [
+            (("", f"/root/{n}", {"n": n}), {name: ShardMeta(count, 512 * count, 1) for name, count in shards.items()})
+            for n, shards in enumerate(groups)
+        ]
+    )
 
 
 @settings(deadline=None, max_examples=150)
@@ -38,6 +44,7 @@ def test_a_table_is_the_list_that_it_was_made_from(groups: list[dict[str, int]])
     assert len(table) == len(flat)
     assert table.urls() == [f"/root/{n}/{name}" for n, name, _ in flat]
     assert table.counts.tolist() == [count for *_, count in flat]
+    assert table.sizes.tolist() == [512 * count for *_, count in flat]
     assert [table.storage_options(shard) for shard in range(len(table))] == [{"n": n} for n, *_ in flat]
     assert table.num_samples == sum(count for *_, count in flat)
     places = [(shard, i) for shard, (*_, count) in enumerate(flat) for i in range(count)]
@@ -49,12 +56,12 @@ def test_a_table_is_the_list_that_it_was_made_from(groups: list[dict[str, int]])
 @given(groups, st.booleans())
 def test_it_survives_pickling_once_and_twice(groups: list[dict[str, int]], forking: bool) -> None:
     table = table_of(groups)
-    wanted = (table.urls(), table.counts.tolist(), table.fingerprint)
+    wanted = (table.urls(), table.counts.tolist(), table.sizes.tolist(), table.fingerprint)
     for _ in range(2):
         data = bytes(ForkingPickler.dumps(table)) if forking else pickle.dumps(table)
         other = pickle.loads(data)
         for each in (table, other):
-            assert (each.urls(), each.counts.tolist(), each.fingerprint) == wanted
+            assert (each.urls(), each.counts.tolist(), each.sizes.tolist(), each.fingerprint) == wanted
             assert [each.locate(n) for n in range(each.num_samples)] == [
                 table.locate(n) for n in range(table.num_samples)
             ]

@@ -27,7 +27,7 @@ from tarmaker import members_of as members
 
 from loader import storage
 from loader.index import index_path, load_index
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.indexing import build, find_fresh
 from loader.tar_writer import TarWriter
 from loader.writer import Shard, ShardInfo, ShardWriter, encode, encode_sample, write_shard

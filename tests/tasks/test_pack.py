@@ -17,7 +17,7 @@ import pytest
 from loader import indexing, meta, storage
 from loader.errors import BadConfig, BadSample, TooManyBad
 from loader.gen_meta import gen_meta
-from loader.indexed_tar import IndexedTarSamples
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.pool import Pool
 from loader.writer import Shard
 from tasks import fetch, pack, slot

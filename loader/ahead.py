@@ -1,0 +1,159 @@
+"""What a stream is about to read from a store, fetched before it gets there.
+
+Which samples come is known for the whole epoch, so nothing is guessed: the next shards are opened (and so downloaded, where
+they go through the cache) in the order in which they are first needed, and of shards that are read by ranges the next
+samples' members are asked for together. All of it in threads of the process that reads, from its first sample on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from loader.cache import OpenShards
+from loader.errors import ShardflowError
+from loader.indexed_tar_samples import IndexedTarSamples
+from loader.order import Order
+from loader.remote import BYTES_AHEAD, Remote
+from loader.stream import Ints, Stream
+
+_UNIT = 16  # samples that are planned at a time, where batches are smaller
+_LOOK = 8192  # places of the stream that are looked through for new shards at a time
+
+
+class Opener(Protocol):
+    """What is asked of a dataset."""
+
+    batch_size: int
+
+    def places(self, order: Order, positions: Ints) -> tuple[list[int], list[int], list[int]]:
+        """Of positions: numbers over the whole dataset, shards, and numbers in them."""
+        ...
+
+    def open_shard(self, shard: int) -> IndexedTarSamples:
+        """Open one shard."""
+        ...
+
+
+class _Opening:
+    """A shard that is being opened, and the samples that are to be fetched of it as soon as it is."""
+
+    def __init__(self) -> None:
+        self.future: Future[IndexedTarSamples]
+        self._lock, self._numbers = threading.Lock(), list[int]()
+        self._opened: IndexedTarSamples | None = None
+
+    def open(self, open_shard: Callable[[int], IndexedTarSamples], shard: int) -> IndexedTarSamples:
+        opened = open_shard(shard)
+        with self._lock:
+            self._opened = opened
+        _prefetch(opened, self._numbers)
+        return opened
+
+    def plan(self, numbers: list[int]) -> None:
+        with self._lock:
+            if self._opened is None:
+                self._numbers += numbers
+                return
+        _prefetch(self._opened, numbers)
+
+
+class Ahead:
+    """Goes before one iteration of one worker. `shards`: as many are opened before they are needed; `batches`: as
+    many are on their way where they are read by ranges, of BYTES_AHEAD / 2 at most.
+    """
+
+    def __init__(
+        self, owner: Opener, stream: Stream, opened: OpenShards, remote: Remote, shards: int, batches: int
+    ) -> None:
+        self.owner, self.stream, self.opened, self.remote = owner, stream, opened, remote
+        self._shards = shards
+        self._unit = max(owner.batch_size, _UNIT)
+        self._samples = batches * self._unit
+        self._next_look = self._planned = stream.consumed  # entries of the stream
+        self._opening: dict[int, _Opening] = {}
+        self._first_needed = self._first_touches()
+
+    def follow(self, indices: Iterator[int]) -> Iterator[int]:
+        """The stream's indices, while what comes behind them is fetched."""
+        try:
+            for index in indices:
+                if self.stream.consumed > self._next_look:
+                    self._advance(self.stream.consumed - 1)
+                yield index
+        finally:
+            self.close()
+
+    def take(self, shard: int) -> IndexedTarSamples:
+        """A shard that is needed now."""
+        opening = self._opening.pop(shard, None)
+        return self.owner.open_shard(shard) if opening is None else opening.future.result()
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        self.remote.close()
+        while self._opening:
+            self._opening.popitem()[1].future.add_done_callback(_close)
+
+    def _advance(self, place: int) -> None:
+        """The stream is at `place`: have what comes next under way."""
+        self._next_look = place + self._unit
+        while len(self._opening) < self._shards and (shard := next(self._first_needed, None)) is not None:
+            if shard not in self.opened:
+                self._open(shard)
+        if not (self._samples and (self._shards == 0 or self.remote.overflowing)):
+            return
+        self._planned = max(self._planned, place)
+        while self._planned < place + self._samples and 2 * self.remote.bytes_ahead < BYTES_AHEAD:
+            positions = self._positions(self._planned, self._unit)
+            if not len(positions):
+                return
+            self._planned += len(positions)
+            self._plan(positions)
+
+    def _positions(self, start: int, count: int) -> Ints:
+        world = self.stream.world
+        return self.stream.schedule.stream(world.rank, world.worker, start, start + count)
+
+    def _plan(self, positions: Ints) -> None:
+        _, shards, numbers = self.owner.places(self.stream.order, positions)
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for shard, number in zip(shards, numbers, strict=True):
+            wanted[shard].append(number)
+        for shard, of_it in wanted.items():
+            if shard in self.opened:
+                _prefetch(self.opened.get(shard), of_it)
+            else:
+                (self._opening.get(shard) or self._open(shard)).plan(of_it)
+
+    def _open(self, shard: int) -> _Opening:
+        opening = self._opening[shard] = _Opening()
+        opening.future = self.remote.background(opening.open, self.owner.open_shard, shard)
+        return opening
+
+    def _first_touches(self) -> Iterator[int]:
+        """The shards of the rest of the stream, each once, in the order in which they are first needed."""
+        place, seen = self.stream.consumed, set()
+        while len(positions := self._positions(place, _LOOK)):
+            shards, first = np.unique(self.stream.order.at(positions)[0], return_index=True)
+            for shard in shards[np.argsort(first)].tolist():
+                if shard not in seen:
+                    seen.add(shard)
+                    yield shard
+            place += len(positions)
+
+
+def _prefetch(opened: IndexedTarSamples, numbers: list[int]) -> None:
+    with contextlib.suppress(ShardflowError, IndexError):  # told when the sample is read
+        opened.prefetch(numbers)
+
+
+def _close(done: Future[IndexedTarSamples]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        done.result().close()
