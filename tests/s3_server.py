@@ -109,7 +109,8 @@ class S3Server:
         """The bucket, and its first object: until that one is there, others are refused."""
         import s3fs
 
-        fs = s3fs.S3FileSystem(**self.storage_options, skip_instance_cache=True)
+        # Kept: in a forked child, one that nobody holds complains of its loop.
+        fs = self._fs = s3fs.S3FileSystem(**self.storage_options, skip_instance_cache=True)
         for attempt in range(200):
             with contextlib.nullcontext() if attempt == 199 else contextlib.suppress(OSError):
                 if not fs.exists(BUCKET):
