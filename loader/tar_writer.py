@@ -17,7 +17,7 @@ from loader.tar import BLOCK
 
 END = bytes(2 * BLOCK)  # closes an archive
 _OCTAL_LIMIT = 8**11
-_FLUSH = 1 << 20  # bytes collected before they are written: handing them to another thread costs each time
+_FLUSH = 1 << 21  # bytes collected before they are written: handing them to another thread costs each time
 _MOST_PIECES = 1000  # and pieces: one call takes 1,024
 _WAITING = 2  # collections that wait to be written
 _START_DISK = 8 << 20  # bytes written before the disk is told to begin
@@ -97,7 +97,7 @@ class TarWriter:
 
     `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
     `first_block` and `last_header` are what an index remembers of it. After the first pieces, writing is done by a
-    thread of its own, while the next members are made. Memory: four MiB, and the members at hand, which are kept
+    thread of its own, while the next members are made. Memory: six MiB, and the members at hand, which are kept
     until they are written. `close` writes the end of the archive and leaves the file open; `abort` ends the thread
     and gives up. Errors of the file are raised by a later `add`, and by `close` in any case.
     """

@@ -192,7 +192,7 @@ def test_a_write_that_failed_is_never_forgotten(members: int) -> None:
     writer = tar_writer.TarWriter(Unreliable())
     for n in range(members):
         with contextlib.suppress(OSError):  # as one does who skips samples that fail
-            writer.add(b"%d.bin" % n, bytes(1_200_000))
+            writer.add(b"%d.bin" % n, bytes(tar_writer._FLUSH + 1))
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
             writer.close()
