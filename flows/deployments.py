@@ -73,7 +73,7 @@ def _deployment(target: Flow[..., Any], name: str, *tags: str, **options: Any) -
         name,
         entrypoint_type=EntrypointType.MODULE_PATH,
         description=(target.description or "").partition("\nArgs:")[0].strip(),
-        tags=[TAG, target.name, *tags],
+        tags=[TAG, *tags],
         **options,
     )
     return made

@@ -65,19 +65,21 @@ class Serving:
 
     async def _run(self, interrupts: Interrupts, say: Say) -> None:
         loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            say("ending: what is at work is cancelled, what is finished stays")
-            loop.call_soon_threadsafe(self._runner.handle_sigterm)
-
-        interrupts.action = stop
+        stop = asyncio.Event()
+        interrupts.action = lambda: loop.call_soon_threadsafe(stop.set)
         serving = asyncio.create_task(self._runner.start())
+        stopping = asyncio.create_task(stop.wait())
         while not serving.done():
-            await asyncio.wait({serving}, timeout=_WATCHED)
+            await asyncio.wait({serving, stopping}, timeout=_WATCHED, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set() and self._runner.started:
+                say("ending: what is at work is cancelled, what is finished stays")
+                await self._runner.astop()
+                break
             if self._own and self._own.ended and not serving.done():
                 raise ServerUnreachable(
                     "Prefect's server is gone. Start shardflow up again: what is done is kept"
                 )
+        stopping.cancel()
         await serving
 
 

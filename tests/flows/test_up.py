@@ -1,0 +1,177 @@
+"""`shardflow up` as a process: what it starts, what it leaves, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import ROOT, make_corpus, session_members
+from upping import Up, started, wait_for
+
+from flows import server
+
+SCHEDULES = """
+nightly-warmup:
+  flow: warmup
+  parameters: {patterns: "/nowhere/*"}
+  cron: "0 3 * * *"
+  timezone: Europe/Berlin
+warmup-after-gen-meta:
+  flow: warmup
+  after: gen-meta
+  parameters: {patterns: "{{ flow_run.parameters.dataset }}"}
+  active: true
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("up")
+    (folder / "schedules.yaml").write_text(SCHEDULES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough work to be interrupted: many seconds for two processes."""
+    folder = make_corpus(tmp_path_factory.mktemp("large"), 60, side=900)
+    records = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(records * 100)
+    return folder
+
+
+def options(place: Path) -> tuple[Path, Path, str, str, str, str]:
+    return place / "home", place / "folder", "--port", "0", "--schedules", str(place / "schedules.yaml")
+
+
+@pytest.fixture(scope="module")
+def up(place: Path) -> Iterator[Up]:
+    with started(*options(place)) as one:
+        yield one
+
+
+def test_it_says_where_what_is(up: Up, place: Path) -> None:
+    said = up.said()
+    for text in (
+        f"starting Prefect's server, some 5 seconds, 10 for the first time; its records are in {place}/home",
+        f"PREFECT_API_URL={up.address}/api",
+        "nightly-warmup: warmup, 0 3 * * * Europe/Berlin (off at first)",
+        "warmup-after-gen-meta: warmup, after gen-meta\n",
+    ):
+        assert text in "\n".join(line.rstrip() for line in said.splitlines()) + "\n", said
+    assert up.address.startswith("http://127.0.0.1:")
+    assert "Traceback" not in said and "ERROR" not in said
+
+
+def test_a_second_one_is_told_of_the_first(up: Up, place: Path) -> None:
+    second = Up(*options(place))
+    assert second.process.wait(60) == 1
+    assert second.said() == (
+        f"shardflow up: it runs already on {place}/home as process {up.process.pid}, with its pages at {up.address}: "
+        "stop that one with Ctrl-C, or take another folder with --home and another port with --port\n"
+    )
+
+
+def test_commands_on_the_same_home_are_recorded_there(up: Up, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "gen-meta", str(tmp_path / "empty")],
+        cwd=ROOT, env={**os.environ, "PREFECT_HOME": str(place / "home")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "embedded" not in done.stderr
+    assert [run["name"] for run in up.ask("flow_runs/filter", limit=9)] == ["gen-meta empty"]
+
+
+def test_what_runs_after_gen_meta_is_told_its_dataset(up: Up, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    subprocess.run(
+        [sys.executable, "-m", "flows.cli", "pack", str(corpus / "job.yaml"), "--output", str(out), "--direct"],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    assert up.finish(up.start("gen-meta/gen-meta", dataset=str(out)))["state"]["type"] == "COMPLETED", (
+        up.said()
+    )
+    mine = {"deployments": {"id": {"any_": [up.deployment("warmup/warmup-after-gen-meta")["id"]]}}}
+    (run,) = wait_for(lambda: up.ask("flow_runs/filter", **mine), up.said)
+    ended = up.finish(run["id"])
+    assert ended["state"]["type"] == "COMPLETED", up.said()
+    assert ended["parameters"]["patterns"] == str(out) and ended["name"] == f"warmup {out}"
+
+
+def test_killed_it_leaves_nothing_and_its_next_life_goes_on(
+    up: Up, place: Path, large: Path, tmp_path: Path
+) -> None:
+    nightly = up.deployment("warmup/nightly-warmup")
+    (schedule,) = nightly["schedules"]
+    assert not schedule["active"] and schedule["schedule"]["timezone"] == "Europe/Berlin"
+    patch(up, f"deployments/{nightly['id']}/schedules/{schedule['id']}", active=True)
+    out = tmp_path / "out"
+    job = {"config": str(large / "job.yaml"), "output": str(out)}
+    first = up.start("prepare/prepare", **job)
+    wait_for(lambda: list(out.glob("*.tar")), up.said)
+    up.process.kill()
+    up.wait_until_alone()
+
+    (place / "schedules.yaml").write_text(SCHEDULES.partition("warmup-after")[0])
+    with started(*options(place)) as again:
+        assert "the schedule warmup-after-gen-meta is not in the file any more: removed" in again.said()
+        assert "prepare out ended with an earlier shardflow up: marked as crashed" in again.said()
+        assert again.state(first) == "CRASHED"
+        assert again.deployment("warmup/nightly-warmup")["schedules"][0]["active"], (
+            "as somebody had switched it"
+        )
+        second = again.start("prepare/prepare", **job)
+        wait_for(lambda: again.state(second) == "RUNNING", again.said)
+        before = len(list(out.glob("*.tar")))
+        wait_for(lambda: len(list(out.glob("*.tar"))) > before, again.said)
+        assert again.stop() == 0, again.said()
+        assert "Traceback" not in again.said()
+        assert "ending: what is at work is cancelled, what is finished stays" in again.said()
+    assert not list(out.rglob("*.part")), "workers removed what was half-written"
+    with sqlite3.connect(place / "home" / "prefect.db") as database:
+        states = dict(database.execute("select id, state_type from flow_run").fetchall())
+    database.close()
+    assert states[second] == "CANCELLED"
+
+
+def patch(up: Up, path: str, **body: object) -> None:
+    request = urllib.request.Request(
+        f"{up.address}/api/{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def test_a_server_elsewhere_is_used(api: server.Api, place: Path, tmp_path: Path) -> None:
+    with started(tmp_path / "home", tmp_path / "folder", PREFECT_API_URL=api.url) as up:
+        assert not any("embedded.py" in line for line in session_members(up.process.pid))
+        (tmp_path / "empty").mkdir()
+        run = up.finish(up.start("warmup/warmup", patterns=str(tmp_path / "empty")))
+        assert run["state"]["type"] == "FAILED" and "end in .tar" in run["state"]["message"], run
+        assert up.stop(signal.SIGTERM) == 0, up.said()
+    assert up.deployment("warmup/warmup")["paused"], "nobody serves it now"
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "reason"),
+    [
+        ("nightly: {flow: dance}", (), "nightly: flow is 'dance'"),
+        ("nightly: {flow: warmup, cron: '0 3 * * *'}", (), "nightly: timezone is missing"),
+        ("", ("--host", "198.51.100.1"), "nothing can listen at http://198.51.100.1:"),
+    ],
+)
+def test_wrong_input_is_one_line(text: str, option: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "schedules.yaml").write_text(text)
+    up = Up(*options(tmp_path), *option)
+    assert up.process.wait(60) == 1
+    assert reason in up.said() and len(up.said().splitlines()) == 1, up.said()
