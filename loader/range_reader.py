@@ -56,14 +56,21 @@ def coalesce(spans: Iterable[Span], waste: float = WASTE, piece: int = _PIECE) -
 
 
 class RangeReader:
-    """Reads spans of one tar. What was announced by `expect` comes in the background; all else is fetched when asked for.
+    """Reads spans of one version of a tar. What was announced by `expect` comes in the background; all else is fetched when asked for.
 
     What is announced belongs to `remote`, not to this object: a shard that is closed and opened again in between
     still gets it. Threads may share one.
     """
 
-    def __init__(self, address: str, storage_options: StorageOptions | None, remote: Remote) -> None:
-        self.address, self.storage_options, self.remote = address, storage_options, remote
+    def __init__(
+        self, address: str, storage_options: StorageOptions | None, version: str, remote: Remote
+    ) -> None:
+        self.address, self.storage_options, self.version, self.remote = (
+            address,
+            storage_options,
+            version,
+            remote,
+        )
 
     def expect(self, spans: Iterable[Span]) -> None:
         """These will be read soon, each once: start to fetch them."""
@@ -72,7 +79,7 @@ class RangeReader:
         ranges, place = coalesce(wanted), 0
         for first in range(0, len(ranges), _TOGETHER):
             together = ranges[first : first + _TOGETHER]
-            bodies = remote.get(address, self.storage_options, together)
+            bodies = remote.get(address, self.storage_options, together, self.version)
             for number, (begin, stop) in enumerate(together):
                 while place < len(wanted) and wanted[place][0] < stop:
                     start, end = wanted[place]
@@ -107,4 +114,4 @@ class RangeReader:
         return self._fetch(start, end - start)
 
     def _fetch(self, start: int, size: int) -> bytes:
-        return self.remote.fetch(self.address, self.storage_options, [(start, start + size)])[0]
+        return self.remote.fetch(self.address, self.storage_options, [(start, start + size)], self.version)[0]

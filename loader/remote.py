@@ -7,6 +7,7 @@ that is found under that name has been compared with that very tar.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import mmap
@@ -19,12 +20,21 @@ from typing import Any, TypeVar
 
 from loader import storage
 from loader.checksums import adler32
-from loader.errors import BadConfig, BadIndex, BadTar, NoRoom, StaleIndex, TruncatedTar, UnknownIndexVersion
+from loader.errors import (
+    BadConfig,
+    BadIndex,
+    BadTar,
+    FileChanged,
+    NoRoom,
+    StaleIndex,
+    TruncatedTar,
+    UnknownIndexVersion,
+)
 from loader.index import Index, index_path
 from loader.indexing import ensure_index
 from loader.range_reader import Awaited, RangeReader, Span
 from loader.range_reads import read_ranges
-from loader.shard_cache import ShardCache
+from loader.shard_cache import Partial, ShardCache
 from loader.storage import Stat, StorageOptions
 from loader.tar import BLOCK, Buffer, TarMap
 from loader.traffic import Traffic
@@ -99,16 +109,18 @@ class Remote:
             self._process = _Process(self.at_once)
         return self._process
 
-    def get(
-        self, address: str, options: StorageOptions | None, ranges: Sequence[Span]
-    ) -> Future[list[bytes]]:
-        """Byte ranges of a file, on their way: a request each."""
-        return self._own.requests.submit(self.fetch, address, options, ranges)
-
-    def fetch(self, address: str, options: StorageOptions | None, ranges: Sequence[Span]) -> list[bytes]:
-        """Byte ranges of a file, as soon as all are here: a request each."""
+    def fetch(
+        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
+    ) -> list[bytes]:
+        """Byte ranges of that version of a file, as soon as all are here: a request each."""
         self.traffic.add(requests=len(ranges), fetched=sum(end - start for start, end in ranges))
-        return read_ranges(address, ranges, options, in_flight=self.at_once)
+        return read_ranges(address, ranges, options, in_flight=self.at_once, version=version or None)
+
+    def get(
+        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
+    ) -> Future[list[bytes]]:
+        """What `fetch` gives, on its way."""
+        return self._own.requests.submit(self.fetch, address, options, ranges, version)
 
     def background(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that opens shards, on one of few threads."""
@@ -154,7 +166,7 @@ class Remote:
     def open_range(self, address: str, options: StorageOptions | None, how: How) -> tuple[RangeReader, Index]:
         """A tar to be read member by member."""
         stat = self._stat(address, options)
-        return RangeReader(address, options, self), self._index(address, options, how, stat)
+        return RangeReader(address, options, stat.version, self), self._index(address, options, how, stat)
 
     def open_cached(self, address: str, options: StorageOptions | None, how: How) -> tuple[TarMap, Index]:
         """A tar as a map of its copy in the cache. NoRoom where the cache can't take it now."""
@@ -169,9 +181,9 @@ class Remote:
                 candidate = self._stored_index(address, options, how)
                 try:
                     descriptor = self._download(address, options, stat, candidate)
-                except _Changed:
+                except FileChanged:
                     if last:
-                        raise BadTar(f"{address}: changes again and again while it is read") from None
+                        raise
                     continue
             else:
                 self.traffic.add(cached=1)
@@ -210,13 +222,14 @@ class Remote:
     ) -> int:
         closed = self._own.closed
 
-        def fill(descriptor: int) -> None:
+        def fill(partial: Partial) -> None:
+            partial.reserve(stat.size)
             for last in (False, True):
-                self._fetch_parts(address, options, stat.size, descriptor, closed)
+                self._fetch_parts(address, options, stat, partial, closed)
                 self.traffic.add(requests=1, downloads=1)
                 if storage.stat(address, options) != stat:
-                    raise _Changed
-                if _as_written(descriptor, candidate):
+                    raise FileChanged(f"{address}: replaced while it was downloaded")
+                if _as_written(partial.descriptor, candidate):
                     return
                 if last:
                     raise BadTar(
@@ -225,29 +238,24 @@ class Remote:
                     )
                 self.traffic.add(repeated=1)
 
-        return self.cache.open(_key(address, options, stat) + ".tar", stat.size, fill, closed.is_set)
+        return self.cache.open(_key(address, options, stat) + ".tar", fill, closed.is_set)
 
     def _fetch_parts(
         self,
         address: str,
         options: StorageOptions | None,
-        size: int,
-        descriptor: int,
+        stat: Stat,
+        partial: Partial,
         closed: threading.Event,
     ) -> None:
         def part(start: int) -> None:
             if closed.is_set():
                 raise InterruptedError(f"{address}: no longer wanted")
-            end = min(start + PART, size)
-            data = memoryview(storage.read_bytes(address, options, start, end))
-            while data:
-                written = os.pwrite(descriptor, data, start)
-                data, start = data[written:], start + written
+            asked = start, min(start + PART, stat.size)
+            partial.write(self.fetch(address, options, [asked], stat.version)[0], start)
 
-        starts = range(0, size, PART)
-        self.traffic.add(requests=len(starts), fetched=size)
         own = self._own
-        parts = [own.requests.submit(part, start) for start in starts]
+        parts = [own.requests.submit(part, start) for start in range(0, stat.size, PART)]
         try:
             for future in parts:
                 future.result()
@@ -268,34 +276,47 @@ class Remote:
         buffer: Buffer | None = None,
         candidate: Index | None = None,
     ) -> Index:
-        """The fresh index of a tar; without `buffer`, it is not on this machine."""
-        name = _key(address, options, stat) + ".index"
-        index = self._cached_index(name, how)
-        if index is not None:
-            return index
-        index = candidate or self._stored_index(address, options, how)
-        if index is None or not self._fresh(index, address, options, stat, buffer):
-            index, _ = ensure_index(
-                address,
-                options,
-                index_root=how.index_root,
-                checksum=False,
-                grouping=how.grouping,
-                require_end=how.require_end,
-                buffer=buffer,
-            )
-        return index if how.index_root is not None else self._keep(name, index)
+        """The fresh index of a tar; without `buffer`, that is not on this machine.
 
-    def _cached_index(self, name: str, how: How) -> Index | None:
-        descriptor = None if how.index_root is not None else self.cache.find(name)
-        if descriptor is None:
-            return None
+        It is made once a machine, as the tar is downloaded once; where it can't be kept, it stays in memory.
+        """
+        made: list[Index] = []
+        name = _key(address, options, stat) + ".index"
+
+        def make() -> Index:
+            index = candidate or self._stored_index(address, options, how)
+            if index is None or not self._fresh(index, address, options, stat, buffer):
+                index, _ = ensure_index(
+                    address,
+                    options,
+                    index_root=how.index_root,
+                    checksum=False,
+                    grouping=how.grouping,
+                    require_end=how.require_end,
+                    buffer=buffer,
+                )
+            made.append(index)
+            return index
+
+        def fill(partial: Partial) -> None:
+            data = make().buffer
+            partial.reserve(len(data))
+            partial.write(data, 0)
+
+        if how.index_root is not None:
+            return make()
         try:
-            index = Index(_mapped(descriptor, mmap.mmap), os.path.join(self.cache.folder, name))
-        except BadIndex:
-            self.cache.remove(name)
-            return None
-        return index if how.grouping in ("auto", index.grouping) else None
+            self.cache.prepare()
+            for _ in range(2):
+                descriptor = self.cache.open(name, fill, self._own.closed.is_set)
+                with contextlib.suppress(BadIndex):
+                    index = Index(_mapped(descriptor, mmap.mmap), os.path.join(self.cache.folder, name))
+                    if how.grouping in ("auto", index.grouping):
+                        return index
+                self.cache.remove(name)  # damaged, or grouped otherwise
+        except (NoRoom, BadConfig) as error:
+            logger.debug("the index of %s is kept in memory: %s", address, error)
+        return made[-1] if made else make()
 
     def _stored_index(self, address: str, options: StorageOptions | None, how: How) -> Index | None:
         """The index beside a tar, whether it fits or not; None if there is none of ours, or it is to be kept elsewhere."""
@@ -323,27 +344,12 @@ class Remote:
             else:
 
                 def read(start: int, end: int) -> bytes:
-                    return self.fetch(address, options, [(start, end)])[0]
+                    return self.fetch(address, options, [(start, end)], stat.version)[0]
 
                 index.check_fresh(stat.size, read(0, BLOCK), read)
         except (StaleIndex, BadIndex):
             return False
         return True
-
-    def _keep(self, name: str, index: Index) -> Index:
-        """Have an index in the cache, and use it from there; where it can't be kept, it stays in memory."""
-        try:
-            self.cache.prepare()
-            data = index.buffer
-            descriptor = self.cache.open(name, len(data), lambda file: _write(file, data), lambda: False)
-        except (NoRoom, BadConfig) as error:
-            logger.debug("%s is kept in memory: %s", index.where, error)
-            return index
-        return Index(_mapped(descriptor, mmap.mmap), os.path.join(self.cache.folder, name))
-
-
-class _Changed(Exception):
-    """The tar has another version than when its download began."""
 
 
 def _key(address: str, options: StorageOptions | None, stat: Stat) -> str:
@@ -379,9 +385,3 @@ def _as_written(descriptor: int, index: Index | None) -> bool:
     for start in range(0, size, PART):
         total = adler32(read(start, start + PART), total)
     return total == index.checksum
-
-
-def _write(descriptor: int, data: Any) -> None:
-    rest, at = memoryview(data), 0
-    while at < len(rest):
-        at += os.pwrite(descriptor, rest[at:], at)

@@ -26,6 +26,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from loader.errors import BadConfig, NoRoom
 
@@ -63,6 +64,25 @@ class CacheStat:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """An entry that is being made: a file to write to, once room for all of it is reserved."""
+
+    descriptor: int
+    _cache: ShardCache
+
+    def reserve(self, size: int) -> None:
+        """Make room for `size` bytes, and take it; NoRoom where that can't be."""
+        self._cache.reserve(self.descriptor, size)
+
+    def write(self, data: Any, at: int) -> None:
+        """All of these bytes, at that place."""
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self.descriptor, rest, at)
+            rest, at = rest[written:], at + written
+
+
+@dataclass(frozen=True)
 class _File:
     path: str
     size: int
@@ -97,17 +117,13 @@ class ShardCache:
             )
 
     def open(
-        self,
-        name: str,
-        size: int,
-        fill: Callable[[int], None],
-        abandoned: Callable[[], bool] = lambda: False,
+        self, name: str, fill: Callable[[Partial], None], abandoned: Callable[[], bool] = lambda: False
     ) -> int:
         """A descriptor of the entry `name`, which nobody removes as long as it, or a map made from it, is open.
 
-        Where it isn't there, `fill` writes its `size` bytes to the descriptor that it is given; whatever that raises
-        is raised, and nothing is left. If another process is at it, this one waits. NoRoom if the limit, or the disk,
-        has no room for it; InterruptedError as soon as `abandoned()` is true.
+        Where it isn't there, `fill` reserves room and writes it; whatever that raises is raised, and nothing is left.
+        If another process is at it, this one waits. NoRoom if the limit, or the disk, has no room for it;
+        InterruptedError as soon as `abandoned()` is true.
         """
         if not _ENTRY.match(name):
             raise ValueError(f"{name!r} is no name of an entry")
@@ -126,7 +142,7 @@ class ShardCache:
             try:
                 found = self.find(name)  # somebody else has finished it just now
                 if found is None:
-                    return self._download(name, partial, size, fill)
+                    return self._make(name, partial, fill)
                 self._discard(name, partial)
                 return found
             except BaseException:
@@ -161,21 +177,20 @@ class ShardCache:
         _close(descriptor)
         return None
 
-    def _download(self, name: str, partial: int, size: int, fill: Callable[[int], None]) -> int:
+    def _make(self, name: str, descriptor: int, fill: Callable[[Partial], None]) -> int:
         path = os.path.join(self.folder, name)
         try:
-            self._reserve(partial, size)
-            fill(partial)
-            os.fsync(partial)
+            fill(Partial(descriptor, self))
+            os.fsync(descriptor)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             raise NoRoom(f"{self.folder}: {error.strerror}") from error
         os.rename(path + ".part", path)
-        _filling.discard(partial)
+        _filling.discard(descriptor)
         # Not one step: who removes it in between, removes the name. What is open stays readable.
-        fcntl.flock(partial, fcntl.LOCK_SH)
-        return partial
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
 
     def _discard(self, name: str, partial: int) -> None:
         path = os.path.join(self.folder, name + ".part")
@@ -185,8 +200,8 @@ class ShardCache:
                     os.unlink(path)
             _close(partial)
 
-    def _reserve(self, partial: int, size: int) -> None:
-        """Make room for `size` bytes, and take it."""
+    def reserve(self, partial: int, size: int) -> None:
+        """See `Partial.reserve`."""
         with self._locked():
             os.ftruncate(partial, 0)
             files, downloading = self._files()
