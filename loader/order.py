@@ -104,7 +104,7 @@ class Order:
         shards = np.flatnonzero(counts)
         if self.shuffle:
             numbers = np.arange(len(shards), dtype=np.uint64)
-            ranks = _mix(numbers * _G + np.uint64(_key(self.seed, self.epoch, _SHARDS)))
+            ranks = _mix(numbers * _G + np.uint64(key_of(self.seed, self.epoch, _SHARDS)))
             shards = shards[np.argsort(ranks, kind="stable")]
         lane = np.arange(len(shards)) % self.lanes
         if self.lanes > 1:
@@ -112,7 +112,7 @@ class Order:
             shards, lane = shards[dealt], lane[dealt]
         starts = _offsets(counts[shards])
         lanes = _Lanes.of(starts, lane, self.lanes)
-        key = _key(self.seed, self.epoch, _WINDOWS)
+        key = key_of(self.seed, self.epoch, _WINDOWS)
         windows = _Windows.of(starts, lane, lanes, self.shuffle_size, key)
         for array in (counts, shards, starts):
             array.flags.writeable = False
@@ -331,7 +331,7 @@ def _mix(values: UInt64s) -> UInt64s:
     return np.asarray(values ^ (values >> np.uint64(31)))
 
 
-def _key(*words: int) -> int:
+def key_of(*words: int) -> int:
     """The key of some words below 2^64."""
     key = np.zeros(1, dtype=np.uint64)  # an array, because NumPy's scalars warn where they wrap
     for word in words:

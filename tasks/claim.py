@@ -1,23 +1,38 @@
-"""Whose output is it: a packing job writes into a folder of its own, and never over what another has packed.
+"""Whose output is it: a packing job writes into a folder of its own, and never unasked over what another has packed.
 
 What tells one job from another lies in ``.shardflow/pack.json``. A rerun may change all else: how much is done at a
 time, what is tolerated, what the sources hold. A run that never came to its end may also be put right, as long as
-it reads the same source: a recipe or an ``image_root`` that was forgotten, say.
+it reads the same source: a recipe or an ``image_root`` that was forgotten, say. The config's ``mode`` says what else is
+allowed: to replace what is there, or to add to it.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loader import meta, storage
-from loader.errors import BadConfig
+from loader.errors import BadConfig, BadMeta
 from tasks import manifest
 from tasks.config import PackConfig
+from tasks.source_options import shard_pattern
 
 _FORMAT = "shardflow pack"
-_VERSION = 1
+_VERSION, _APPENDED = 1, 2  # the second where there is something before the job
 _JOB = ("source", "recipe", "image_root", "key_prefix")  # fields of a config: which samples, under which keys
+_JOB_TOO = ("source_kind", "columns", "keys", "order", "seed", "split", "split_column")  # where they are set
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whose output it is. `slots` and `rows` are before the job's own, of jobs that it was appended to; `replaces`:
+    what else is there goes when the job is done."""
+
+    job: dict[str, Any]
+    slots: int = 0
+    rows: int = 0
+    replaces: bool = False
 
 
 def address(output: str) -> str:
@@ -25,35 +40,121 @@ def address(output: str) -> str:
     return storage.join(output, manifest.FOLDER, "pack.json")
 
 
-def claim(config: PackConfig) -> None:
-    """Make the output this job's. BadConfig if there are shards in it that another job, or somebody else, wrote.
+def before(config: PackConfig) -> Claim:
+    """What the job's slots come behind, as `claim` will write it down; changes nothing."""
+    found = _load(config)
+    job = _job(config)
+    if found is not None and found.job == job:
+        return found
+    if config.mode == "append" and (found is not None or metas(config) or _tars(config)):
+        return _behind(config, found)
+    if config.mode == "resume" and found is not None and found.job.get("source") == config.source:
+        moved = any(found.job.get(name) != job.get(name) for name in ("split", "split_column"))
+        return replace(found, job=job, replaces=found.replaces or moved)
+    return Claim(job)
 
-    Whoever means to have them replaced removes the file at `address`: then what is left of the job before is taken
-    for this one's. Call it with the output held (`tasks.lock.exclusive`).
+
+def claim(config: PackConfig) -> Claim:
+    """Make the output this job's. BadConfig if there are shards in it that another job, or somebody else, wrote, unless
+    the mode allows for them.
+
+    Call it with the output held (`tasks.lock.exclusive`).
     """
-    job = {name: getattr(config, name) for name in _JOB}
-    try:
-        before = _read(storage.read_bytes(address(config.output), config.storage_options))
-    except FileNotFoundError:
-        if not manifest.slots(config.output, config.storage_options):
+    found, wanted = _load(config), before(config)
+    known = found is not None and found.job == wanted.job
+    if config.mode == "overwrite" and (not known or metas(config)):
+        wanted = Claim(wanted.job, replaces=True)
+        _forget(config)
+    elif known:
+        return wanted
+    elif config.mode == "error" or (config.mode == "resume" and wanted == Claim(wanted.job)):
+        if found is not None:
+            _refuse_other(config, found.job, wanted.job)
+        elif not manifest.slots(config.output, config.storage_options):
             _refuse_foreign(config)
-    else:
-        if before == job:
-            return
-        _refuse_other(config, before)
-    document = {"format": _FORMAT, "version": _VERSION, "job": job}
+    document: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "job": wanted.job}
+    if wanted.slots or wanted.rows:
+        document |= {"version": _APPENDED, "before": {"slots": wanted.slots, "rows": wanted.rows}}
+    if wanted.replaces:
+        document["replaces"] = True
     # A path that is no UTF-8 is written as the escapes that JSON has for what Python makes of its bytes.
     data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
     storage.write_bytes(address(config.output), data, config.storage_options)
+    return wanted
 
 
-def _read(data: bytes) -> dict[str, Any]:
-    """The job that is written there; empty where nothing is that can be understood."""
+def metas(config: PackConfig) -> list[str]:
+    """The meta.json of each dataset in the output: its own, or one for each split."""
+    own = meta.meta_address(config.output)
+    if storage.exists(own, config.storage_options):
+        return [own]
+    files = storage.list_files(config.output, meta.META_NAME, config.storage_options)
+    return [file for file in files if storage.name(file) == meta.META_NAME]
+
+
+def _job(config: PackConfig) -> dict[str, Any]:
+    defaults = PackConfig.__dataclass_fields__
+    also = {name: getattr(config, name) for name in _JOB_TOO}
+    return {name: getattr(config, name) for name in _JOB} | {
+        name: value for name, value in also.items() if value != defaults[name].default
+    }
+
+
+def _load(config: PackConfig) -> Claim | None:
+    """What is written there; an empty claim where nothing is that can be understood."""
+    try:
+        data = storage.read_bytes(address(config.output), config.storage_options)
+    except FileNotFoundError:
+        return None
     try:
         found = json.loads(data)
-        return dict(found["job"]) if (found["format"], found["version"]) == (_FORMAT, _VERSION) else {}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return {}
+        if found["format"] != _FORMAT or found["version"] not in (_VERSION, _APPENDED):
+            return Claim({})
+        earlier = found.get("before", {})
+        numbers = int(earlier.get("slots", 0)), int(earlier.get("rows", 0))
+        return Claim(dict(found["job"]), *numbers, replaces=bool(found.get("replaces")))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Claim({})
+
+
+def _behind(config: PackConfig, found: Claim | None) -> Claim:
+    """Behind all that is there, which must be whole."""
+    known = metas(config)
+    if not known:
+        raise BadConfig(
+            f"output is {config.output}, which has no meta.json to append to: finish the run that began there, or "
+            "describe its tars with gen_meta"
+        )
+    options = config.storage_options
+    earlier = found or Claim({})
+    slots, rows = earlier.slots, earlier.rows
+    numbers = manifest.slots(config.output, options)
+    for number in numbers:
+        one = manifest.load(config.output, number, options) if number >= earlier.slots else None
+        rows += one.rows if one else 0
+    if found is None:  # somebody else's: its samples are counted as rows, so that keys go on behind them
+        try:
+            rows = sum(
+                shard.num_samples for file in known for shard in meta.read_meta(file, options).values()
+            )
+        except BadMeta as error:
+            raise BadConfig(f"output is {config.output}, which can't be appended to: {error}") from error
+    pattern = shard_pattern(config)
+    named = (pattern.fullmatch(storage.relative(tar, config.output)) for tar in _tars(config))
+    slots = max(
+        [slots, *(number + 1 for number in numbers), *(int(match["index"]) + 1 for match in named if match)]
+    )
+    return Claim(_job(config), slots, rows)
+
+
+def _forget(config: PackConfig) -> None:
+    """Nothing that is there counts any more; readers get an error until the new dataset is whole."""
+    options = config.storage_options
+    for file in metas(config):
+        storage.remove(file, options)
+        storage.remove(meta.stats_address(file), options)
+    for number in manifest.slots(config.output, options):
+        storage.remove(manifest.address(config.output, number), options)
 
 
 def _tars(config: PackConfig) -> list[str]:
@@ -66,23 +167,27 @@ def _refuse_foreign(config: PackConfig) -> None:
     if theirs:
         raise BadConfig(
             f"output is {config.output}, where {storage.relative(theirs[0], config.output)} was not written by "
-            "this command: choose another folder, or empty it"
+            "this command: choose another folder, or empty it; mode 'overwrite' replaces what is there, 'append' adds to it"
         )
 
 
-def _refuse_other(config: PackConfig, before: dict[str, Any]) -> None:
-    finished = storage.exists(meta.meta_address(config.output), config.storage_options)
-    if before.get("source") == config.source and not finished:
+def _refuse_other(config: PackConfig, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before.get("source") == config.source and not metas(config):
         return
     if not _tars(config):  # nothing to lose
         return
+    defaults = PackConfig.__dataclass_fields__
+    values = [
+        (name, before.get(name, defaults[name].default), now.get(name, defaults[name].default))
+        for name in (*_JOB, *_JOB_TOO)
+    ]
     changed = [
-        f"{name} was {before[name] or 'not set'}, and is now {getattr(config, name) or 'not set'}"
-        for name in _JOB
-        if name in before and before[name] != getattr(config, name)
+        f"{name} was {old or 'not set'}, and is now {new or 'not set'}"
+        for name, old, new in values
+        if before and old != new
     ]
     raise BadConfig(
         f"output is {config.output}, where another job has packed{' (' + '; '.join(changed) + ')' if changed else ''}. "
-        "Choose another folder, or empty it; to have this job replace what is there, remove "
-        f"{address(config.output)}, and run again"
+        "Choose another folder, or empty it; to have this job replace what is there, say mode 'overwrite', to add to it "
+        "'append'"
     )

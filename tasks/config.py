@@ -18,7 +18,7 @@ import yaml
 
 from loader import storage
 from loader.errors import BadAddress, BadConfig
-from tasks import image_options, recipes
+from tasks import image_options, recipes, source_options
 from tasks.image_options import ImageOptions, about
 
 _MAX_CONFIG = 1 << 20  # bytes of a YAML
@@ -31,10 +31,12 @@ class PackConfig:
     """One packing job. Paths are absolute or URLs after construction; BadConfig names the wrong field."""
 
     source: str = about(
-        "Records to pack: a .json (object or list) or .jsonl file, a folder of them, or a glob; local or any "
-        "fsspec URL."
+        "What to pack: a file of records, a folder of pictures or records, a glob, or several with commas, local or "
+        "any fsspec URL; or module:function."
     )
     output: str = about("Folder or URL that the shards go to. It belongs to this job alone.")
+    source_kind: str = source_options.KIND
+    columns: str = source_options.COLUMNS
     recipe: str = about(
         "How a record becomes a sample: 'default', or 'module:function' for a recipe of your own.", "default"
     )
@@ -42,10 +44,20 @@ class PackConfig:
         "Folder or URL that relative picture addresses are seen from. Empty: the folder of the source file.",
         "",
     )
-    max_samples: int = about("Rows for each shard.", 10_000)
+    max_samples: int = about("Rows for each shard; 0: as many as max_bytes allows.", 10_000)
     max_bytes: int = about(
-        "Bytes at which a shard ends early and the rest of its rows goes on in shard-NNNNNN_001.tar.", 1 << 30
+        "Bytes at which a shard ends early and the rest of its rows goes on in shard-NNNNNN_001.tar; 0: no limit.",
+        1 << 30,
     )
+    order: str = source_options.ORDER
+    seed: int = source_options.SEED
+    split: str = source_options.SPLIT
+    split_column: str = source_options.SPLIT_COLUMN
+    duplicates: str = source_options.DUPLICATES
+    mode: str = source_options.MODE
+    shard_names: str = source_options.SHARD_NAMES
+    deterministic_name: str = source_options.DETERMINISTIC
+    keys: str = source_options.KEYS
     on_error: str = about(
         "A record that cannot be packed: 'skip' leaves it out and reports it, 'raise' ends the run.",
         "skip",
@@ -105,6 +117,9 @@ class PackConfig:
     )
 
     def __post_init__(self) -> None:
+        given: object = self.deterministic_name
+        if isinstance(given, bool):  # as YAML has it
+            object.__setattr__(self, "deterministic_name", str(given).lower())
         for entry in _fields(self):
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
             _check_type(entry.name, value, str(entry.type))
@@ -114,12 +129,14 @@ class PackConfig:
                 raise BadConfig(f"{name} is empty: a path or URL was expected")
         for name in _PATHS:
             if value := getattr(self, name):
+                absolute = source_options.normalised if name == "source" else storage.normalise
                 try:
-                    object.__setattr__(self, name, storage.normalise(value))
+                    object.__setattr__(self, name, absolute(value))
                 except BadAddress as error:
                     raise BadConfig(f"{name}: {error}") from error
-        _check(self.max_samples >= 1, "max_samples", self.max_samples, "at least 1")
-        _check(self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1")
+        _check(self.max_samples >= 0, "max_samples", self.max_samples, "at least 1, or 0 for no limit")
+        _check(self.max_bytes >= 0, "max_bytes", self.max_bytes, "at least 1, or 0 for no limit")
+        source_options.check(self)
         self.images()
         _check(self.n_jobs >= 0, "n_jobs", self.n_jobs, "a number of processes, or 0 for all cores")
         _check(0 <= self.max_bad_fraction <= 1, "max_bad_fraction", self.max_bad_fraction, "from 0 to 1")
@@ -181,7 +198,9 @@ def load(address: str | os.PathLike[str], **overrides: Any) -> PackConfig:
     _check_names(overrides, "")
     for name in _PATHS:
         path = values.get(name)
-        if isinstance(path, str) and path:
+        if name == "source" and isinstance(path, str) and path:
+            values[name] = source_options.seen_from(folder, path)
+        elif isinstance(path, str) and path:
             values[name] = storage.join(folder, os.path.expanduser(path))
     values.setdefault("recipe_folder", folder if storage.is_local(folder) else "")
     return _build({**values, **overrides}, address)

@@ -46,17 +46,35 @@ class PackedShard(ShardInfo):
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A good sample, where duplicates matter: which row it is, and the `digest` of its pictures."""
+
+    number: int
+    source: str
+    row: int
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """`inputs` is a digest of all that the shards were made from. `shards` may be empty, where no row was good."""
+    """`inputs` is a digest of all that the shards were made from. `shards` may be empty, where no row was good.
+
+    `filtered` rows were left out by the recipe, `dropped` ones (by number) because they are in another place already.
+    """
 
     slot: int
     inputs: str
     rows: int
     shards: tuple[PackedShard, ...]
     bad: tuple[BadRow, ...]
+    filtered: int = 0
+    seen: tuple[Seen, ...] = ()
+    dropped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rows != len(self.bad) + sum(shard.num_samples for shard in self.shards):
+        left_out = len(self.bad) + self.filtered + len(self.dropped)
+        if self.rows != left_out + sum(shard.num_samples for shard in self.shards):
             raise ValueError(f"slot {self.slot}: samples and bad rows don't add up to {self.rows} rows")
 
 
@@ -67,7 +85,11 @@ def address(output: str, slot: int) -> str:
 
 def store(manifest: Manifest, output: str, storage_options: StorageOptions | None = None) -> None:
     """Publish it: from here on the slot is done."""
-    text = json.dumps({"version": VERSION, **asdict(manifest)}, ensure_ascii=True, separators=(",", ":"))
+    value = {"version": VERSION, **asdict(manifest)}
+    for name in ("filtered", "seen", "dropped"):
+        if not value[name]:
+            del value[name]
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     storage.write_bytes(address(output, manifest.slot), text.encode() + b"\n", storage_options)
 
 
@@ -87,7 +109,9 @@ def _manifest(value: dict[str, Any], slot: int) -> Manifest | None:
     if value.pop("version") != VERSION or value["slot"] != slot:
         return None
     shards = tuple(PackedShard(**shard) for shard in value.pop("shards"))
-    return Manifest(shards=shards, bad=tuple(BadRow(**row) for row in value.pop("bad")), **value)
+    bad = tuple(BadRow(**row) for row in value.pop("bad"))
+    seen = tuple(Seen(**row) for row in value.pop("seen", ()))
+    return Manifest(shards=shards, bad=bad, seen=seen, dropped=tuple(value.pop("dropped", ())), **value)
 
 
 def slots(output: str, storage_options: StorageOptions | None = None) -> list[int]:

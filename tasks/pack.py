@@ -20,26 +20,27 @@ is what `pack` does.
 from __future__ import annotations
 
 import json
-import re
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
-from loader.gen_meta import TarReport, save_meta
-from loader.index import index_path
 from loader.pool import Pool, processes
-from tasks import manifest, source
-from tasks.claim import claim
+from tasks import duplicates, manifest, outputs, source
+from tasks.claim import Claim, before, claim
 from tasks.config import PackConfig
 from tasks.lock import exclusive
-from tasks.manifest import BadRow, Manifest, PackedShard
+from tasks.manifest import BadRow, Manifest
+from tasks.reasons import Reason, by_reason
 from tasks.slot import SlotReport, pack_slot
+from tasks.sources import spool
+
+logger = logging.getLogger(__name__)
 
 ERRORS_NAME = "errors.jsonl"
-_SHARD = re.compile(r"shard-\d{6}(_\d{3})?\.tar(\.index)?")
 _EXAMPLES = 3
 
 OnSlot = Callable[[SlotReport], None]
@@ -65,6 +66,7 @@ class Plan:
 
     config: PackConfig
     slots: tuple[source.Slot, ...]
+    claimed: Claim
 
     @property
     def rows(self) -> int:
@@ -87,13 +89,27 @@ class PackSummary:
     kept: int
     errors: str
     first_bad: tuple[BadRow, ...]
+    reasons: tuple[Reason, ...]
     seconds: float
+    filtered: int = 0  # rows that the recipe left out
+    duplicates: int = 0  # samples that are there twice
+    oversized: int = 0  # samples that are larger than max_bytes
 
 
 def plan(config: PackConfig) -> Plan:
     """Read the sources once and divide their rows. BadConfig for what can't be packed at all."""
     config.find_recipe()
-    return Plan(config, tuple(source.plan_slots(config)))
+    claimed = before(config)
+    return Plan(config, tuple(source.plan_slots(config, claimed.slots, claimed.rows)), claimed)
+
+
+def without_duplicates(job: Plan, reports: Iterable[SlotReport]) -> list[source.Slot]:
+    """When all slots are packed: those that must be packed again, without the samples that another has."""
+    if job.config.duplicates != "drop":
+        return []
+    wanted = [report.slot for report in sorted(reports)]
+    again = duplicates.to_drop(lambda: _manifests(job, wanted))
+    return [replace(slot, drop=frozenset(again[slot.index])) for slot in job.slots if slot.index in again]
 
 
 def prepare_output(config: PackConfig) -> None:
@@ -113,9 +129,16 @@ def pack_group(
     If some fail, the others are finished, then SlotsFailed. BadSample (``on_error: raise``) and BadConfig end
     it at once.
     """
+    chosen = [job.slots[number - job.claimed.slots] for number in slots]
+    return _pack_slots(job, chosen, pool, on_slot)
+
+
+def _pack_slots(
+    job: Plan, slots: Sequence[source.Slot], pool: Pool, on_slot: OnSlot | None
+) -> list[SlotReport]:
     reports: list[SlotReport] = []
     failures: dict[int, Exception] = {}
-    for slot, outcome in pool.run_all(pack_slot, [job.slots[number] for number in slots], job.config):
+    for slot, outcome in pool.run_all(pack_slot, slots, job.config):
         if isinstance(outcome, (BadSample, BadConfig)):
             raise outcome
         if isinstance(outcome, Exception):
@@ -154,7 +177,7 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
     they are made of is read from the manifests, so that it may be anywhere. TooManyBad if the share of bad
     rows is above the limit: errors.jsonl is written then, meta.json is not.
     """
-    config, options = job.config, job.config.storage_options
+    config = job.config
     kept = {report.slot: report.kept for report in reports}
     manifests = list(_manifests(job, [slot.index for slot in job.slots if slot.index in kept]))
     if missing := sorted({slot.index for slot in job.slots} - {found.slot for found in manifests}):
@@ -163,17 +186,32 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
             missing,
         )
     bad = [row for found in manifests for row in found.bad]
-    errors = _write_errors(config, bad)
+    older = list(outputs.earlier(config, job.claimed))
+    errors = _write_errors(config, [*(row for found in older for row in found.bad), *bad])
     if _too_many(job, len(bad)):
         _refuse(job, len(bad), bad)
+    filtered = sum(found.filtered for found in manifests)
+    if filtered and filtered == job.rows:
+        raise BadConfig(
+            f"recipe {config.recipe} returned None for all {filtered:,} rows: does it lack a return?"
+        )
+    doubles = duplicates.write(config, lambda: manifests)
     shards = [shard for found in manifests for shard in found.shards]
-    save_meta(config.output, map(_tar_report, shards), storage_options=options)
-    _remove_leftovers(job, {shard.path for shard in shards})
+    everything = [*(shard for found in older for shard in found.shards), *shards]
+    named = outputs.describe(config, job.claimed, {slot.split for slot in job.slots} or {""}, everything)
+    outputs.remove_leftovers(config, job.claimed, named, job.claimed.slots + len(job.slots))
+    spool.clear(config)
     storage.sweep(config.output)
+    large = [shard for shard in shards if config.max_bytes and shard.size > config.max_bytes]
+    for shard in large:
+        logger.warning(
+            "%s has %s bytes, more than max_bytes = %s: its one sample is that large",
+            shard.path, f"{shard.size:,}", f"{config.max_bytes:,}",
+        )  # fmt: skip
     return PackSummary(
         output=config.output,
         rows=job.rows,
-        samples=job.rows - len(bad),
+        samples=sum(shard.num_samples for shard in shards),
         bad=len(bad),
         shards=len(shards),
         size=sum(shard.size for shard in shards),
@@ -181,7 +219,11 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
         kept=sum(kept.values()),
         errors=errors if bad else "",
         first_bad=tuple(bad[:_EXAMPLES]),
+        reasons=by_reason(bad),
         seconds=seconds,
+        filtered=filtered,
+        duplicates=doubles,
+        oversized=len(large),
     )
 
 
@@ -221,15 +263,11 @@ def _pack_all(job: Plan, on_slot: OnSlot | None) -> list[SlotReport]:
             check_share(job, reports.values())
 
     with Pool(processes(job.config.n_jobs, len(job.slots))) as pool:
-        pack_group(job, range(len(job.slots)), pool, note)
+        _pack_slots(job, job.slots, pool, note)
+        if again := without_duplicates(job, reports.values()):
+            bad = 0
+            _pack_slots(job, again, pool, note)
     return list(reports.values())
-
-
-def _tar_report(shard: PackedShard) -> TarReport:
-    """As gen_meta would find it, so that it has nothing to add."""
-    return TarReport(
-        shard.path, shard.num_samples, shard.size, shard.checksum, "fresh", shard.extensions, skipped={}
-    )
 
 
 def _too_many(job: Plan, bad: int) -> bool:
@@ -267,22 +305,5 @@ def _manifests(job: Plan, slots: Iterable[int]) -> Iterator[Manifest]:
     """Those that are there, in slot order."""
     for number in slots:
         found = manifest.load(job.config.output, number, job.config.storage_options)
-        if found is not None and found.rows == job.slots[number].rows:
+        if found is not None and found.rows == job.slots[number - job.claimed.slots].rows:
             yield found
-
-
-def _shard_files(config: PackConfig) -> list[str]:
-    files = storage.list_files(config.output, "", config.storage_options)
-    return [file for file in files if _SHARD.fullmatch(storage.relative(file, config.output))]
-
-
-def _remove_leftovers(job: Plan, shards: set[str]) -> None:
-    """Shards and manifests of an earlier run that had more of them. Nothing refers to these any more."""
-    config, options = job.config, job.config.storage_options
-    wanted = shards | {index_path(path) for path in shards}
-    for file in _shard_files(config):
-        if storage.relative(file, config.output) not in wanted:
-            storage.remove(file, options)
-    for number in manifest.slots(config.output, options):
-        if number >= len(job.slots):
-            storage.remove(manifest.address(config.output, number), options)

@@ -151,17 +151,18 @@ def document(record: Record) -> bytes:
         raise BadSample(f"{place or 'the record'} cannot be stored as JSON: {error}") from error
 
 
-def resolve(name: str, folder: str = "") -> Recipe:
-    """The recipe that a config names: ``default``, or ``module:function``.
+def resolve(name: str, folder: str = "", what: str = "recipe") -> Recipe:
+    """The recipe (or the function that is a source) which a config names: ``default``, or ``module:function``.
 
     The module is looked for where Python looks, then in `folder` (of the config file) and the working directory,
     which join the end of the import path, so that spawned workers find it as well. BadConfig if it isn't there.
     """
-    if name == "default":
+    if name == "default" and what == "recipe":
         return default
     module_name, separator, path = name.partition(":")
     if not (separator and _dotted(module_name) and _dotted(path)):
-        raise BadConfig(f"recipe is {name!r}: 'default' or 'module:function' was expected")
+        usual = "'default' or " if what == "recipe" else ""
+        raise BadConfig(f"{what} is {name!r}: {usual}'module:function' was expected")
     folders = (os.path.abspath(place) for place in (folder, os.getcwd()) if place and os.path.isdir(place))
     places = list(dict.fromkeys(folders))
     for place in places:
@@ -173,19 +174,19 @@ def resolve(name: str, folder: str = "") -> Recipe:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise BadConfig(
-                f"recipe {name!r}: no module {module_name!r} on the import path or in {' or '.join(places)}"
+                f"{what} {name!r}: no module {module_name!r} on the import path or in {' or '.join(places)}"
             ) from error
-        raise BadConfig(f"recipe {name!r}: importing {module_name!r} failed: {error}") from error
+        raise BadConfig(f"{what} {name!r}: importing {module_name!r} failed: {error}") from error
     except Exception as error:  # whatever the user's module does when it is imported
         raise BadConfig(
-            f"recipe {name!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{what} {name!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error
     found: Any = module
     for part in path.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         where = getattr(module, "__file__", None) or module_name
-        raise BadConfig(f"recipe {name!r}: {where} has no function {path!r}")
+        raise BadConfig(f"{what} {name!r}: {where} has no function {path!r}")
     return found  # type: ignore[no-any-return]
 
 

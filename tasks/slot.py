@@ -6,8 +6,8 @@ how often and beside whom makes no difference to any byte.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -18,13 +18,13 @@ from loader import indexing, meta, storage
 from loader.errors import BadConfig, BadSample, ShardflowError
 from loader.tar import BLOCK
 from loader.writer import Members, Shard
-from tasks import fetch, manifest, recipes, source
+from tasks import fetch, manifest, recipes, source, source_options
 from tasks.config import PackConfig
-from tasks.manifest import BadRow, Manifest, PackedShard
+from tasks.drafts import Draft, Inputs, drafts, name_digest
+from tasks.duplicates import digest_of
+from tasks.manifest import BadRow, Manifest, PackedShard, Seen
 from tasks.pictures import identify
 
-# Raise it whenever equal inputs give other bytes than before: shards made before are then redone.
-PACK_VERSION = 1
 _AT_ONCE = 32  # rows whose remote pictures are read together
 _MOST_PARTS = 1000
 
@@ -42,11 +42,14 @@ class SlotReport(NamedTuple):
     shards: tuple[str, ...]
     kept: bool  # done by an earlier run
     first_bad: tuple[BadRow, ...]  # up to three
+    filtered: int = 0
+    dropped: int = 0
 
 
-def shard_name(slot: int, part: int) -> str:
-    """``shard-000007.tar``; where `max_bytes` cuts it, the rest follows in ``shard-000007_001.tar``, ..."""
-    return f"shard-{slot:06d}{f'_{part:03d}' if part else ''}.tar"
+def shard_name(slot: source.Slot, config: PackConfig, digest: str = "*", part: int = 0) -> str:
+    """Path of a shard in the output: ``shard-000007.tar``, ``train/images-0123456789ab-000007_001.tar``."""
+    name = source_options.shard_name(config.shard_names, slot.shard, digest, part)
+    return f"{slot.split}/{name}" if slot.split else name
 
 
 def pack_slot(slot: source.Slot, config: PackConfig) -> SlotReport:
@@ -59,7 +62,7 @@ def pack_slot(slot: source.Slot, config: PackConfig) -> SlotReport:
     done = manifest.load(config.output, slot.index, config.storage_options)
     kept = done is not None and _is_current(done, slot, config, recipe)
     if done is None or not kept:
-        _withdraw(slot.index, config)
+        _withdraw(slot, config, done)
         done = _make(slot, config, recipe)
         manifest.store(done, config.output, config.storage_options)
     elif done.bad and config.on_error == "raise":
@@ -73,25 +76,30 @@ def pack_slot(slot: source.Slot, config: PackConfig) -> SlotReport:
         tuple(shard.path for shard in done.shards),
         kept,
         done.bad[:3],
+        done.filtered,
+        len(done.dropped),
     )
 
 
-def _withdraw(slot: int, config: PackConfig) -> None:
+def _withdraw(slot: source.Slot, config: PackConfig, done: Manifest | None) -> None:
     """Before a finished shard is replaced: nothing may go on to say that it is done, or what it holds.
 
     A reader then meets the old dataset or the new one, or a clear error, but never a mixture.
     """
     options = config.storage_options
-    if storage.exists(storage.join(config.output, shard_name(slot, 0)), options):
-        storage.remove(meta.meta_address(config.output), options)
-        storage.remove(meta.stats_address(config.output), options)
-    storage.remove(manifest.address(config.output, slot), options)
+    names = {shard_name(slot, config), *(shard.path for shard in (done.shards if done else ()))}
+    if any(storage.exists(storage.join(config.output, name), options) for name in names):
+        root = storage.join(config.output, slot.split) if slot.split else config.output
+        storage.remove(meta.meta_address(root), options)
+        storage.remove(meta.stats_address(root), options)
+    storage.remove(manifest.address(config.output, slot.index), options)
 
 
 def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Manifest:
     builder = _Builder(slot, config, recipe)
     samples = builder.samples()
     shards: list[PackedShard] = []
+    digest = _digest(slot, config, recipe)
     sample = next(samples, None)
     while sample is not None:
         if len(shards) == _MOST_PARTS:
@@ -99,96 +107,46 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
                 f"max_bytes is {config.max_bytes:,}: the {slot.rows:,} rows of a shard need more than "
                 f"{_MOST_PARTS:,} files of that size; raise it, or lower max_samples"
             )
-        address = storage.join(config.output, shard_name(slot.index, len(shards)))
-        kinds: Counter[tuple[str, ...]] = Counter()  # of samples, by their suffixes
-        with Shard(address, config.storage_options) as shard:
-            while sample is not None and (
-                not shard.num_samples or shard.size + _tar_size(sample[1]) + 2 * BLOCK <= config.max_bytes
-            ):
-                shard.add(*sample)
-                kinds[tuple([suffix for suffix, _ in sample[1]])] += 1
+        path = shard_name(slot, config, digest, len(shards))
+        extensions: Counter[str] = Counter()
+        shard = Shard(storage.join(config.output, path), config.storage_options)
+        with contextlib.suppress(_Empty), shard:
+            while sample is not None and _fits(shard, sample[1], config.max_bytes):
+                try:
+                    shard.add(*sample)
+                except ValueError as error:  # a key that is there already, or can't be read back
+                    builder.refuse(str(error))
+                else:
+                    extensions.update([suffix[suffix.find(".") :] for suffix, _ in sample[1]])
                 sample = next(samples, None)
-        if shard.info is None:
-            raise RuntimeError(f"{address} was left without being finished")
-        shards.append(PackedShard(**asdict(shard.info), extensions=_extensions(kinds)))
-    return Manifest(slot.index, builder.inputs.digest(), slot.rows, tuple(shards), tuple(builder.bad))
+            if not shard.num_samples:
+                raise _Empty
+        if shard.info is not None:
+            told = {**asdict(shard.info), "path": path}
+            shards.append(PackedShard(**told, extensions=dict(sorted(extensions.items()))))
+    return builder.manifest(shards)
 
 
-def _extensions(kinds: Counter[tuple[str, ...]]) -> dict[str, int]:
-    """How many members have which extension."""
-    found: Counter[str] = Counter()
-    for suffixes, samples in kinds.items():
-        for suffix in suffixes:
-            found[suffix[suffix.find(".") :]] += samples
-    return dict(sorted(found.items()))
+class _Empty(Exception):
+    """No sample was good: there is to be no shard."""
+
+
+def _digest(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> str:
+    """What stands for ``{hash}``."""
+    if "{hash" not in config.shard_names:
+        return ""
+    return name_digest(slot, config, recipe) if config.deterministic_name == "true" else secrets.token_hex(6)
+
+
+def _fits(shard: Shard, members: Members, max_bytes: int) -> bool:
+    """Whether the sample belongs into this shard. One that is larger than the limit has a shard of its own."""
+    if not (shard.num_samples and max_bytes):
+        return True
+    return shard.size + _tar_size(members) + 2 * BLOCK <= max_bytes
 
 
 def _tar_size(members: Members) -> int:
     return sum([BLOCK + len(data) + -len(data) % BLOCK for _, data in members])
-
-
-class _Inputs:
-    """A digest of all that a slot's bytes follow from, fed in one order by whoever packs or checks."""
-
-    def __init__(self, slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        settings = [
-            PACK_VERSION,
-            slot.index,
-            slot.first_row,
-            config.key_prefix,
-            config.max_bytes,
-            config.image_root,
-            hashlib.blake2b(recipes.source_bytes(recipe), digest_size=16).hexdigest(),
-        ]
-        if config.image_names != "numbered":
-            settings.append(config.image_names)
-        self._hash.update(json.dumps(settings).encode())
-        self._source = ""
-
-    def row(self, row: source.Row) -> None:
-        if row.source != self._source:
-            self._source = row.source
-            self._hash.update(json.dumps(row.source).encode())
-        self._hash.update(b"\n%d %d " % (row.row, len(row.data)) + row.data)
-
-    def picture(self, stamp: bytes) -> None:
-        self._hash.update(b";" + stamp)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-
-class _Draft(NamedTuple):
-    """A row on its way to a sample: its record and where its pictures are, or why there is none."""
-
-    row: source.Row
-    key: str
-    record: recipes.Record | None
-    places: tuple[str, ...]  # addresses; empty for a picture that the recipe gave as bytes
-    stage: str = ""
-    reason: str = ""
-
-
-def _drafts(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Iterator[_Draft]:
-    """The rows through the recipe, no picture touched."""
-    for row in source.rows(slot, config):
-        key = f"{config.key_prefix}{row.number:09d}"
-        if row.record is None:
-            yield _Draft(row, key, None, (), "parse", row.error)
-            continue
-        try:
-            record = recipe(row.record)
-            recipes.check(record)
-            base = config.image_root or storage.parent(row.source)
-            places = tuple(
-                fetch.locate(image, base) if isinstance(image, str) else "" for image in record.images
-            )
-        except Exception as error:  # noqa: BLE001 - a user's recipe may raise anything; it costs this row
-            reason = str(error) if isinstance(error, ShardflowError) else f"{type(error).__name__}: {error}"
-            yield _Draft(row, key, None, (), "recipe", reason)
-        else:
-            yield _Draft(row, key, record, places)
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -197,7 +155,7 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _remote(drafts: Iterable[_Draft]) -> list[str]:
+def _remote(drafts: Iterable[Draft]) -> list[str]:
     return [place for draft in drafts for place in draft.places if fetch.is_remote(place)]
 
 
@@ -206,24 +164,70 @@ class _Builder:
 
     def __init__(self, slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> None:
         self.bad: list[BadRow] = []
-        self.inputs = _Inputs(slot, config, recipe)
+        self.inputs = Inputs(slot, config, recipe)
+        self._slot = slot
         self._config = config
-        self._drafts = _drafts(slot, config, recipe)
+        self._drafts = drafts(slot, config, recipe)
+        self._last: Draft | None = None  # the one that is being written
+        self._filtered = 0
+        self._seen: list[Seen] = []
+        self._dropped: list[int] = []
+        self._digests: set[str] = set()
 
     def samples(self) -> Iterator[tuple[str, Members]]:
         """(key, members) of each good row."""
-        for drafts in _batches(self._drafts, _AT_ONCE):
-            remote = _remote(drafts)
+        for batch in _batches(self._drafts, _AT_ONCE):
+            remote = _remote(batch)
             ready = fetch.read_remote(remote, self._config.options_for) if remote else {}
-            for draft in drafts:
+            for draft in batch:
                 self.inputs.row(draft.row)
-                if draft.record is None:
+                members = draft.members
+                if draft.record is not None:
+                    members = self._members(draft, draft.record, ready)
+                elif draft.left_out:
+                    self._filtered += 1
+                elif draft.stage:
                     self._note(draft, draft.stage, draft.reason)
-                elif members := self._members(draft, draft.record, ready):
+                if members and self._is_wanted(draft, members):
+                    self._last = draft
                     yield draft.key, members
 
+    def refuse(self, reason: str) -> None:
+        """The sample that came last can't be written."""
+        if self._last is not None:
+            if self._seen and self._seen[-1].number == self._last.row.number:
+                self._seen.pop()
+            self._note(self._last, "write", reason)
+
+    def manifest(self, shards: list[PackedShard]) -> Manifest:
+        """What has become of the slot, after its last sample."""
+        return Manifest(
+            self._slot.index,
+            self.inputs.digest(),
+            self._slot.rows,
+            tuple(shards),
+            tuple(self.bad),
+            self._filtered,
+            tuple(self._seen),
+            tuple(self._dropped),
+        )
+
+    def _is_wanted(self, draft: Draft, members: Members) -> bool:
+        """Whether a good sample is stored: not where it is a duplicate that is to be dropped."""
+        if self._config.duplicates == "keep":
+            return True
+        row, digest = draft.row, digest_of(members)
+        self._seen.append(Seen(row.number, row.source, row.row, draft.key, digest))
+        if self._config.duplicates == "report":
+            return True
+        known = digest in self._digests if self._slot.drop is None else row.number in self._slot.drop
+        self._digests.add(digest)
+        if known:
+            self._dropped.append(row.number)
+        return not known
+
     def _members(
-        self, draft: _Draft, record: recipes.Record, ready: dict[str, bytes | BadSample]
+        self, draft: Draft, record: recipes.Record, ready: dict[str, bytes | BadSample]
     ) -> Members | None:
         """The sample's members, caption first; None, and a note, if any of it is bad."""
         stage, seen = "recipe", 0
@@ -249,7 +253,7 @@ class _Builder:
             self._note(draft, stage, reason)
             return None
 
-    def _note(self, draft: _Draft, stage: str, reason: str) -> None:
+    def _note(self, draft: Draft, stage: str, reason: str) -> None:
         row = draft.row
         bad = BadRow(row.number, row.source, row.row, draft.key, stage, reason)
         if self._config.on_error == "raise":
@@ -287,6 +291,8 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
     Looks at sizes, headers, rows, and the size and time of each local picture. Remote pictures are taken to be
     as they were, but for those of rows that could not be read then, which are tried again.
     """
+    if slot.drop is not None and slot.drop != set(done.dropped):
+        return False
     for shard in done.shards:
         address = storage.join(config.output, shard.path)
         try:
@@ -296,8 +302,8 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
         if index is None or (index.tar_size, index.checksum) != (shard.size, shard.checksum):
             return False
     unread = {bad.number for bad in done.bad if bad.stage == "read"}
-    inputs = _Inputs(slot, config, recipe)
-    for draft in _drafts(slot, config, recipe):
+    inputs = Inputs(slot, config, recipe)
+    for draft in drafts(slot, config, recipe, light=True):
         inputs.row(draft.row)
         for place in draft.places:
             inputs.picture(_stamp(place))

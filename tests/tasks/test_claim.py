@@ -44,8 +44,8 @@ def test_another_source_is_refused_and_nothing_is_touched(config: PackConfig, ot
         pack.pack(dataclasses.replace(config, source=other))
     assert str(caught.value) == (
         f"output is {config.output}, where another job has packed (source was {config.source}, and is now {other}). "
-        "Choose another folder, or empty it; to have this job replace what is there, remove "
-        f"{config.output}/{FOLDER}/pack.json, and run again"
+        "Choose another folder, or empty it; to have this job replace what is there, say mode "
+        "'overwrite', to add to it 'append'"
     )
     assert tree(config.output) == before
 

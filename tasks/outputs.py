@@ -1,0 +1,90 @@
+"""What belongs to a finished output: its datasets, what they held before, and what is left over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from loader import meta, storage
+from loader.gen_meta import TarReport, gen_meta_one, save_meta
+from tasks import manifest
+from tasks.claim import Claim, metas
+from tasks.config import PackConfig
+from tasks.manifest import Manifest, PackedShard
+from tasks.source_options import shard_pattern
+
+_FILES = re.compile(r"(?s)(.*)(\.tar|\.tar\.index|\.parquet)")
+
+
+def tar_report(shard: PackedShard, root: str) -> TarReport:
+    """As gen_meta would find it in the folder `root` of the output, so that it has nothing to add."""
+    path = shard.path.removeprefix(f"{root}/") if root else shard.path
+    return TarReport(
+        path, shard.num_samples, shard.size, shard.checksum, "fresh", shard.extensions, skipped={}
+    )
+
+
+def earlier(config: PackConfig, claimed: Claim) -> Iterator[Manifest]:
+    """The manifests of the jobs that this one was appended to."""
+    options = config.storage_options
+    for number in sorted(manifest.slots(config.output, options)):
+        if number < claimed.slots and (found := manifest.load(config.output, number, options)):
+            yield found
+
+
+def describe(
+    config: PackConfig, claimed: Claim, splits: Iterable[str], shards: list[PackedShard]
+) -> set[str]:
+    """meta.json and meta_stats.json of each dataset in the output, in one step each; returns the shards that they name.
+
+    What was there before, and was appended to, stays in them.
+    """
+    options = config.storage_options
+    named: set[str] = set()
+    old = {storage.parent(file): file for file in metas(config)} if claimed.slots or claimed.rows else {}
+    roots = {storage.join(config.output, split) if split else config.output for split in splits}
+    for root in sorted(roots | old.keys()):
+        folder = "" if root == config.output else storage.relative(root, config.output)
+        own = [shard for shard in shards if storage.parent(f"{config.output}/{shard.path}") == root]
+        reports = {report.path: report for report in (tar_report(shard, folder) for shard in own)}
+        if root in old:
+            reports |= _foreign(root, folder, config, claimed, reports)
+        save_meta(root, [reports[path] for path in sorted(reports)], storage_options=options)
+        named |= {f"{folder}/{path}" if folder else path for path in reports}
+    return named
+
+
+def _foreign(
+    root: str, folder: str, config: PackConfig, claimed: Claim, known: dict[str, TarReport]
+) -> dict[str, TarReport]:
+    """What meta.json names and no job of ours has packed."""
+    pattern = shard_pattern(config)
+    found = {}
+    for path in meta.read_meta(root, config.storage_options):
+        match = pattern.fullmatch(f"{folder}/{path}" if folder else path)
+        ours = match is not None and int(match["index"]) >= claimed.slots  # of an earlier run of this job
+        tar = storage.join(root, path)
+        if path not in known and not ours:
+            found[path] = gen_meta_one(tar, root, config.storage_options)
+    return found
+
+
+def remove_leftovers(config: PackConfig, claimed: Claim, shards: set[str], slots: int) -> None:
+    """Away with what an earlier run left and nothing refers to any more: shards, manifests, datasets without shards."""
+    options = config.storage_options
+    pattern = shard_pattern(config)
+    stems = {path.removesuffix(".tar") for path in shards}
+    used = {storage.parent(f"{config.output}/{path}") for path in shards} | {config.output}
+    emptied = set()
+    for file in storage.list_files(config.output, "", options):
+        path = storage.relative(file, config.output)
+        match = _FILES.fullmatch(path)
+        if match and match[1] not in stems and (claimed.replaces or pattern.fullmatch(match[1] + ".tar")):
+            storage.remove(file, options)
+            emptied.add(storage.parent(file))
+    for root in emptied - used:
+        storage.remove(meta.meta_address(root), options)
+        storage.remove(meta.stats_address(root), options)
+    for number in manifest.slots(config.output, options):
+        if number >= slots:
+            storage.remove(manifest.address(config.output, number), options)

@@ -1,0 +1,148 @@
+"""A Python function that gives records, one after the other: ``module:function``. It may wait as long as it likes.
+
+What it gives is written down, a file for each slot (`tasks.sources.spool`), so that a slot can be read by any worker,
+and once more. A function that takes ``start`` is told how many of its records are safe there, and goes on behind
+them: so a queue loses nothing. Any other is asked from its beginning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from loader import storage
+from loader.errors import BadConfig
+from tasks import recipes
+from tasks.config import PackConfig
+from tasks.sources import base, spool
+from tasks.sources.base import Found, Place, Reader, Segment, SourceFile, described
+
+# A part is, for each row: a line of JSON, [number of the row, record without its bytes, where these belong, their
+# sizes, error], and the bytes.
+Path = list[Any]
+
+
+def resumable(config: PackConfig) -> bool:
+    """Whether the function takes ``start``."""
+    function = recipes.resolve(config.source, config.recipe_folder, "source")
+    try:
+        return "start" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def drain(config: PackConfig, most: int) -> Iterator[SourceFile]:
+    """The function's records as files of at most `most` rows, each as soon as it is full and safe."""
+    number = done = 0
+    goes_on = resumable(config)
+    if goes_on:
+        while storage.exists(address := _part(config, number), config.storage_options):
+            file = _described(address, config)
+            yield file
+            done += sum(1 for _ in FunctionReader(file, config).places())
+            number += 1
+    records = _checked(config, done if goes_on else None)
+    while part := list(islice(records, most)):
+        lines = [piece for row, record in enumerate(part, done + 1) for piece in _pieces(row, record)]
+        storage.write_bytes(_part(config, number), b"".join(lines), config.storage_options)
+        yield _described(_part(config, number), config)
+        number += 1
+        done += len(part)
+
+
+def _part(config: PackConfig, number: int) -> str:
+    return spool.address(config, f"{config.source} {config.recipe_folder} {number}", ".python")
+
+
+def _described(part: str, config: PackConfig) -> SourceFile:
+    folder = config.recipe_folder or storage.normalise(".")  # relative addresses are seen from the config's
+    return described(part, config, "python", config.source, folder)
+
+
+def _checked(config: PackConfig, start: int | None) -> Iterator[Any]:
+    """What the function gives; BadConfig for whatever it raises."""
+    function: Any = recipes.resolve(config.source, config.recipe_folder, "source")
+    count = start or 0
+    try:
+        records: Iterable[Any] = function() if start is None else function(start=start)
+        for record in records:
+            yield record
+            count += 1
+    except Exception as error:
+        raise BadConfig(
+            f"source {config.source} raised {type(error).__name__} after {count:,} records: {error}"
+        ) from error
+
+
+def _pieces(row: int, record: Any) -> list[bytes]:
+    """One row as it is written down."""
+    error = ""
+    blobs: list[bytes] = []
+    places: list[Path] = []
+    if not isinstance(record, Mapping):
+        error = f"a dict was expected, found {type(record).__name__}"
+    else:
+        record = _without_bytes(dict(record), [], places, blobs)
+    try:
+        line = json.dumps([row, None if error else record, places, list(map(len, blobs)), error])
+    except (TypeError, ValueError, RecursionError) as reason:
+        line, blobs = json.dumps([row, None, [], [], f"it can't be written down as JSON: {reason}"]), []
+    return [line.encode(), b"\n", *blobs]
+
+
+def _without_bytes(value: Any, path: Path, places: list[Path], blobs: list[bytes]) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        places.append(path)
+        blobs.append(bytes(value))
+        return None
+    if isinstance(value, Mapping):
+        return {name: _without_bytes(inner, [*path, name], places, blobs) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_bytes(inner, [*path, at], places, blobs) for at, inner in enumerate(value)]
+    return value
+
+
+class FunctionReader(Reader):
+    """One part."""
+
+    def __init__(self, file: SourceFile, config: PackConfig) -> None:
+        super().__init__(file, config)
+        self._stream = storage.open_read(file.address, self.options)
+
+    def places(self) -> Iterator[Place]:
+        """Row by row, past the bytes."""
+        at = 0
+        while at < self.file.size:
+            self._stream.seek(at)
+            line = self._stream.readline()
+            row, _, _, sizes, _ = json.loads(line)
+            end = at + len(line) + sum(sizes)
+            yield Place(at, end, row)
+            at = end
+
+    def read(self, segment: Segment, light: bool = False) -> Iterator[Found]:
+        """From the range alone."""
+        self._stream.seek(segment.start)
+        for _ in range(segment.rows):
+            line = self._stream.readline()
+            row, record, places, sizes, error = json.loads(line)
+            blobs = [self._stream.read(size) for size in sizes]
+            for path, blob in zip(places, blobs, strict=True):
+                _put(record, path, blob)
+            data = b"".join((line, *blobs))
+            if len(data) > base.MAX_ROW:
+                record, error = None, error or f"longer than {base.MAX_ROW:,} bytes"
+            yield Found(row, data, record, error)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+
+def _put(record: Any, path: Path, blob: bytes) -> None:
+    for step in path[:-1]:
+        record = record[step]
+    record[path[-1]] = blob
