@@ -34,6 +34,7 @@ _PATHS = {
     "meta_save_path",
     "index_root",
     "registry",
+    "report",
 }
 _HOW = """
 
@@ -83,11 +84,8 @@ def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
     if direct:
         jobs.no_blocks(parameters.get("storage_block", ""))
         from flows.direct import Direct
-        from flows.steps import Pools
 
-        with Pools() as pools:
-            report = jobs.perform(job, parameters, Direct(pools))
-        return show(report, f"{NAME} {job}")
+        return show(jobs.perform(job, parameters, Direct), f"{NAME} {job}")
     return show(_with_prefect(job, parameters), f"{NAME} {job}")
 
 

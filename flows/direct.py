@@ -1,4 +1,4 @@
-"""The work of a step in this process and its pool, without Prefect."""
+"""The work of a step by the workers of its job, without Prefect."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flows.steps import Pools, Results
 from loader.progress import progress
-from tasks.group import Work, run_in_one
+from tasks.group import Results, Work, run_in_one
+from tasks.workforce import Crew
 
 _CHECKED = 1.0  # seconds between two looks at the results so far
 
 
 class Direct:
-    """All items at once, with progress on stderr; see `flows.steps.Run`. Close the pool behind it."""
+    """All items at once, with progress on stderr; see `tasks.group.Run`."""
 
-    def __init__(self, pools: Pools) -> None:
-        self._pools = pools
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
 
     def __call__(
         self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
@@ -39,5 +39,5 @@ class Direct:
                     check(results)
                     checked = time.monotonic()
 
-            group = run_in_one(work, self._pools.get(n_jobs, len(work.items)), on_done)
+            group = run_in_one(work, self._crew.get(n_jobs, len(work.items)), on_done)
         return group.results, group.failures

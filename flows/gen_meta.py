@@ -27,6 +27,7 @@ def gen_meta(
     no_end_ok: bool = False,
     runner: Runner = "local",
     dask_address: str = "",
+    report: str = "",
     storage_block: str = "",
 ) -> Any:
     """Write meta.json, meta_stats.json and the missing indexes of a folder of tars.

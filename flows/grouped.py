@@ -15,21 +15,27 @@ from prefect.states import Failed
 from flows import lifeline
 from flows.blocks import storage_options
 from flows.jobs import perform
-from flows.steps import Pools, Results
-from tasks.group import Group, Work
+from flows.progress_artifact import ProgressArtifact
+from loader.workers import Workers
+from tasks.group import Group, Results, Work
 from tasks.grouping import next_group
-from tasks.groups import TASKS
+from tasks.groups import TASKS, Shift, reading_limit
+from tasks.workforce import Crew
 
 _MOST_RUNS = 1000  # task runs for each step, or the server's own work begins to show
 _BLIND = 64  # items that a group may have on the strength of a rate that may not last
 
 
 class Groups:
-    """Runs work group by group, one after another; `task_runs` counts them. See `flows.steps.Run`."""
+    """Runs work group by group, one after another; `task_runs` counts them. See `tasks.group.Run`.
 
-    def __init__(self, pools: Pools) -> None:
+    The workers know no groups: the first items of the next one are begun while the last of this one are under way.
+    """
+
+    def __init__(self, crew: Crew) -> None:
         self.task_runs = 0
-        self._pools = pools
+        self._crew = crew
+        self._limit: int | None = None  # not asked for yet
 
     def __call__(
         self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
@@ -37,22 +43,40 @@ class Groups:
         total, begin, size, made, took = len(work.items), 0, 0, 0, 0.0
         results: list[Any] = []
         failures: list[tuple[Any, Exception]] = []
-        pool = self._pools.get(n_jobs, total)
-        while begin < total:
-            size = group_size(total - begin, total, size, made, took, pool.n_jobs)
-            group = Group(work, begin, work.items[begin : begin + size])
-            began = time.monotonic()
-            self.task_runs += 1
-            state = TASKS[work.kind](group, pool, return_state=True)
-            took = time.monotonic() - began
-            _end_if_fatal(state, group)
-            made = len(group.items) - sum(map(work.kept, group.results))
-            results += group.results
-            failures += group.failures
-            begin += size
-            if check is not None:
-                check(results)
+        if not total:
+            return results, failures
+        workers, limited = self._workers(n_jobs, total)
+        with ProgressArtifact(work) as shown:
+            while begin < total:
+                size = group_size(total - begin, total, size, made, took, workers.n_jobs)
+                end = begin + size
+                group = Group(work, begin, work.items[begin:end])
+                shift = Shift(workers, shown.on_done, work.items[end : end + workers.n_jobs], limited)
+                began = time.monotonic()
+                self.task_runs += 1
+                state = TASKS[work.kind](group, shift, return_state=True)
+                took = time.monotonic() - began
+                try:
+                    _end_if_fatal(state, group)
+                    made = len(group.items) - sum(map(work.kept, group.results))
+                    results += group.results
+                    failures += group.failures
+                    shown.failed(len(group.failures))
+                    if check is not None:
+                        check(results)
+                except BaseException:
+                    workers.terminate()  # what was begun for the next group
+                    raise
+                begin = end
         return results, failures
+
+    def _workers(self, n_jobs: int, items: int) -> tuple[Workers, bool]:
+        """The workers, as many as a global limit allows, and whether there is one."""
+        if self._limit is None:
+            self._limit = reading_limit()
+        if self._limit:
+            n_jobs = min(n_jobs or self._limit, self._limit)
+        return self._crew.get(n_jobs, items), bool(self._limit)
 
 
 def group_size(left: int, total: int, last: int, made: int, took: float, jobs: int) -> int:
@@ -83,13 +107,17 @@ def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:
 def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
     """The whole of a flow: the job, its report as artifacts, and the final state, which has it as its data."""
     lifeline.hold()
-    with Pools() as pools:
-        groups = Groups(pools)
-        report = perform(job, parameters, groups, storage_options)
-    report = replace(report, task_runs=groups.task_runs)
+    made: list[Groups] = []
+
+    def groups(crew: Crew) -> Groups:
+        made.append(Groups(crew))
+        return made[-1]
+
+    report = perform(job, parameters, groups, storage_options)
+    report = replace(report, task_runs=sum(each.task_runs for each in made))
     try:
         create_table_artifact(report.rows(), key=f"{job}-table", description=report.message())
-        create_markdown_artifact(report.markdown(), key=f"{job}-report")
+        create_markdown_artifact(report.markdown(report.samples()), key=f"{job}-report")
     except Exception as error:  # noqa: BLE001 - the work is done; a report that can't be stored undoes none of it
         get_run_logger().warning("the report could not be stored with Prefect: %s", error)
     if report.ok:

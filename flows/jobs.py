@@ -11,16 +11,19 @@ from typing import Any
 from flows import steps
 from flows.parameters import command_line, resolve
 from flows.report import Report, StepReport, refuse_credentials
-from flows.steps import Run
+from flows.report_file import check_address, save
 from loader.errors import BadConfig, ShardflowError
+from tasks import workforce
 from tasks.config import PackConfig, override
+from tasks.group import Run
+from tasks.workforce import Crew
 
 Steps = tuple[StepReport, ...]
 Options = Mapping[str, Any] | None
 Find = Callable[[str], Options]
 
-# Who does the work, and with which keys: not for the steps, which are told otherwise.
-RUNNING = ("runner", "dask_address", "storage_block")
+# Who does the work, with which keys, and where it is told: not for the steps.
+RUNNING = ("runner", "dask_address", "storage_block", "report")
 
 
 def no_blocks(name: str) -> Options:
@@ -39,6 +42,9 @@ def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(job: str, parameters: Mapping[str, Any]) -> None:
     """BadConfig for parameters that can't be meant; looks at nothing but the parameters and the config file."""
+    workforce.check(parameters.get("runner", "local"), parameters.get("dask_address", ""))
+    check_address(parameters.get("report", ""))
+    refuse_credentials(report=parameters.get("report", ""))
     values = _own(parameters)
     if job in ("prepare", "pack"):
         resolve(values.pop("config", ""), values)
@@ -46,19 +52,36 @@ def check(job: str, parameters: Mapping[str, Any]) -> None:
         refuse_credentials(**{name: value for name, value in values.items() if isinstance(value, str)})
 
 
-def perform(job: str, parameters: Mapping[str, Any], run: Run, find_options: Find = no_blocks) -> Report:
+def perform(
+    job: str,
+    parameters: Mapping[str, Any],
+    make_run: Callable[[Crew], Run],
+    find_options: Find = no_blocks,
+) -> Report:
     """Do a job to its end, or to the first step that fails. What is wrong with an input is told by the report.
 
-    `find_options` gives the storage options of the block that the parameters name: for every store that no config
+    `make_run` says how the job's workers are put to work: `flows.direct.Direct`, `flows.grouped.Groups`. `find_options` gives the storage options of the block that the parameters name: for every store that no config
     or registry says anything of.
     """
     try:
         check(job, parameters)
         options = find_options(parameters.get("storage_block", ""))
-        done = _JOBS[job](_own(parameters), run, options)
+        with Crew(parameters.get("runner", "local"), parameters.get("dask_address", "")) as crew:
+            done = _JOBS[job](_own(parameters), make_run(crew), options)
     except (ShardflowError, OSError) as error:
         done = (StepReport(job, problem=str(error) or type(error).__name__),)
-    return Report(job, done, command_line(job, parameters))
+        return Report(job, done, command_line(job, parameters))
+    report = Report(job, done, command_line(job, parameters))
+    if address := parameters.get("report", ""):
+        return save(report, address, _store_options(job, parameters, options, address))
+    return report
+
+
+def _store_options(job: str, parameters: Mapping[str, Any], options: Options, address: str) -> Options:
+    """The storage options for a file beside the dataset."""
+    if job in ("prepare", "pack"):
+        return _config(_own(parameters), options).options_for(address)
+    return options
 
 
 def _config(values: dict[str, Any], options: Options) -> PackConfig:

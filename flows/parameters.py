@@ -53,6 +53,11 @@ RUN_OPTIONS: dict[str, tuple[Any, str, str]] = {
         "",
         "Scheduler of the Dask cluster, such as tcp://10.0.0.1:8786. Empty: a cluster on this machine, if the runner is dask.",
     ),
+    "report": (
+        str,
+        "",
+        "Write the report to this file as well, a path or URL: .html with samples to look at, or .md. Empty: no file.",
+    ),
     "storage_block": (
         str,
         "",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from flows.samples import cell, markdown
+from loader.contact_sheet import Sample, Table
 from loader.errors import BadConfig
 from loader.progress import complain, printable, table
 
@@ -17,14 +19,27 @@ _LISTED = 1000  # rows in an artifact
 Row = tuple[str, str]
 
 
+class LeftOut(NamedTuple):
+    """Rows that were left out for one kind of reason."""
+
+    reason: str
+    rows: int
+    example: str
+
+
 @dataclass(frozen=True)
 class StepReport:
-    """One step: `facts` for people; `failures` are (item, reason); `problem` is why it didn't come to its end."""
+    """One step: `facts` for people; `failures` are (item, reason); `problem` is why it didn't come to its end.
+
+    `look` gives a few samples of what the step has made.
+    """
 
     step: str
     facts: tuple[Row, ...] = ()
     failures: tuple[Row, ...] = ()
     problem: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    look: Callable[[], list[Sample]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -68,22 +83,57 @@ class Report:
         start = "What is done is kept; this does the rest" if self.failures else "Once that is put right"
         return f"{start}: {self.rerun}"
 
-    def markdown(self) -> str:
-        """The report as Prefect shows it."""
+    def samples(self) -> list[Sample]:
+        """A few samples to look at, of the last step that has some."""
+        looks = [step.look for step in self.steps if step.look is not None]
+        return looks[-1]() if looks and self.ok else []
+
+    def tables(self) -> list[Table]:
+        """All of it as tables of two columns, for a page."""
+        tables: list[Table] = []
+        if not self.ok:
+            tables.append(("failed", [("what is done is kept; this does the rest", self.rerun)]))
+        for step in self.steps:
+            problem = [("problem", step.problem)] if step.problem else []
+            tables.append((step.step, [*problem, *step.facts]))
+            if step.failures:
+                rest = len(step.failures) - _LISTED
+                more = [("…", f"and {rest:,} more")] if rest > 0 else []
+                tables.append(
+                    (f"{step.step}: {len(step.failures):,} failed", [*step.failures[:_LISTED], *more])
+                )
+            if step.left_out:
+                rows = [
+                    (found.reason, f"{found.rows:,} rows, such as {found.example}") for found in step.left_out
+                ]
+                tables.append((f"{step.step}: left out, by reason", rows))
+        return tables
+
+    def markdown(self, samples: Sequence[Sample] = ()) -> str:
+        """The report as Prefect shows it, with samples to look at."""
         lines = [f"## {self.job}: {'done' if self.ok else 'failed'}", ""]
         for step in self.steps:
             lines += [f"### {step.step}", "", "| | |", "|---|---|"]
-            lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in step.facts]
-            lines += ["", f"**{_cell(step.problem)}**" if step.problem else ""]
+            lines += [f"| {cell(name)} | {cell(value)} |" for name, value in step.facts]
+            lines += ["", f"**{cell(step.problem)}**" if step.problem else ""]
             if step.failures:
                 lines += [f"**{len(step.failures):,} failed**", "", "| what | why |", "|---|---|"]
-                lines += [f"| {_cell(item)} | {_cell(why)} |" for item, why in step.failures[:_LISTED]]
+                lines += [f"| {cell(item)} | {cell(why)} |" for item, why in step.failures[:_LISTED]]
                 if len(step.failures) > _LISTED:
                     lines.append(f"| … and {len(step.failures) - _LISTED:,} more | |")
+                lines.append("")
+            if step.left_out:
+                lines += ["**Left out, by reason**", "", "| reason | rows | for example |", "|---|---:|---|"]
+                lines += [
+                    f"| {cell(found.reason)} | {found.rows:,} | {cell(found.example)} |"
+                    for found in step.left_out
+                ]
                 lines.append("")
         if not self.ok:
             lines += ["", "What is done is kept. This does the rest:", "", "```", self.rerun, "```", "",
                       "or run the flow again with the same parameters."]  # fmt: skip
+        if samples:
+            lines += ["", "### Samples", "", markdown(samples)]
         return "\n".join(lines) + "\n"
 
     def rows(self) -> list[dict[str, str]]:
@@ -129,11 +179,6 @@ def show(report: Report, command: str) -> int:
     if report.failures:
         complain(command, report.how_to_go_on())
     return 0 if report.ok else 1
-
-
-def _cell(text: str) -> str:
-    """A text in a cell of Markdown: one line, nothing in it taken for markup."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))
 
 
 def refuse_credentials(**addresses: str) -> None:

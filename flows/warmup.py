@@ -31,6 +31,7 @@ def warmup(
     no_end_ok: bool = False,
     runner: Runner = "local",
     dask_address: str = "",
+    report: str = "",
     storage_block: str = "",
 ) -> Any:
     """Build the missing and stale indexes of tars. What is fresh is left alone, so it may run as often as one likes.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # (key, caption, RGB pictures in their order, what else is worth knowing: name → value)
 Sample = tuple[str, str, Sequence["Image.Image"], Mapping[str, Any]]
 
+# What is said above the samples: a title, and rows of two cells.
+Table = tuple[str, Sequence[tuple[str, str]]]
+
 _SIDE = 560  # pixels of a thumbnail's longer side: twice what a card shows, for sharp screens
 _PLACEHOLDER = re.compile(r"&lt;image_(\d+)&gt;")  # in escaped text
 
@@ -62,6 +65,10 @@ footer code { font: .95em ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mo
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 .7em; margin-top: .25rem; max-height: 9em;
   overflow: auto; }
 dd { overflow-wrap: anywhere; unicode-bidi: isolate; }
+section { margin-bottom: 2rem; }
+h2 { font-size: 1.05rem; margin-bottom: .4rem; overflow-wrap: anywhere; }
+section dl { gap: .15rem 1.5em; max-height: none; grid-template-columns: minmax(6em, max-content) 1fr; }
+section dt { color: var(--soft); max-width: 40vw; overflow-wrap: anywhere; }
 @media print { body { padding: 0; } article { break-inside: avoid; } }
 """
 
@@ -76,26 +83,33 @@ _HEAD = """<!DOCTYPE html>
 </head>
 <body>
 <header><h1>{title}</h1><p>{count}</p></header>
-<main>
+{tables}<main>
 """
 _TAIL = "</main>\n</body>\n</html>\n"
 
 
 def contact_sheet(
-    samples: Iterable[Sample], path: str, title: str, storage_options: storage.StorageOptions | None = None
+    samples: Iterable[Sample],
+    path: str,
+    title: str,
+    storage_options: storage.StorageOptions | None = None,
+    tables: Iterable[Table] = (),
 ) -> None:
     """Write the sheet to `path` (any address; whole or not at all), samples in the order in which they come.
 
     Pictures are shrunk one by one as they come, so `samples` may be a generator over many large ones.
-    ``<image_n>`` in a caption becomes a mark like the one on picture n; a single picture needs none.
+    ``<image_n>`` in a caption becomes a mark like the one on picture n; a single picture needs none. `tables` stand
+    above them.
     """
     cards, pictures = [], 0
     for number, sample in enumerate(samples, 1):
         cards.append(_card(sample, number))
         pictures += len(sample[2])
     count = f"{_several(len(cards), 'sample')} · {_several(pictures, 'picture')}"
+    above = "".join(map(_table, tables))
+    head = _HEAD.format(title=_text(title), style=_STYLE, count=count, tables=above)
     with storage.publish(path, storage_options) as stream:
-        for part in (_HEAD.format(title=_text(title), style=_STYLE, count=count), *cards, _TAIL):
+        for part in (head, *cards, _TAIL):
             # A caption may hold half a surrogate pair, which JSON can and UTF-8 can't.
             stream.write(part.encode("utf-8", "backslashreplace"))
 
@@ -114,6 +128,12 @@ def _card(sample: Sample, number: int) -> str:
         + (f"<dl>{rows}</dl>" if rows else "")
         + "</footer></article>\n"
     )
+
+
+def _table(table: Table) -> str:
+    title, rows = table
+    cells = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows)
+    return f"<section><h2>{_text(title)}</h2><dl>{cells}</dl></section>\n"
 
 
 def _several(count: int, what: str) -> str:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Event
 from types import FrameType
 from typing import Any, TypeVar
 
 from loader.errors import ShardflowError
-from loader.workers import Workers
+from loader.workers import Workers, portable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -87,11 +86,10 @@ def _call(function: Callable[..., Result], item: Any, arguments: tuple[Any, ...]
     except SystemExit:  # of `_unwind`, most likely: what was half-written is removed by now
         os._exit(128 + signal.SIGTERM)
     except Exception as error:
-        try:
-            ForkingPickler.loads(ForkingPickler.dumps(error))
-        except Exception:  # noqa: BLE001 - one that can't travel would break the pool for all
-            raise RuntimeError(f"{type(error).__name__}: {error}") from None
-        raise
+        found = portable(error)  # one that can't travel would break the pool for all
+        if found is error:
+            raise
+        raise found from None
 
 
 def _start_child(parent: int, begun: Event) -> None:

@@ -120,50 +120,20 @@ def console(stream: TextIO) -> Console:
                    soft_wrap=not terminal, force_terminal=None if terminal else False)  # fmt: skip
 
 
-class Progress:
-    """Counts what is done and shows it; made by `progress`. Use it from one thread."""
+class Tally:
+    """Counts what is done of `total` units of work, and says how it goes."""
 
-    def __init__(
-        self,
-        label: str,
-        total: int,
-        unit: str,
-        stream: TextIO,
-        every: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(self, total: int, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.unit = total, unit
         self.done = self.failed = self.size = 0
-        self._stream, self._every, self._clock = stream, every, clock
-        self._began = self._said = clock()
-        self._said_done = -1
-        self._bar: rich_progress.Progress | None = None
-        if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-            self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("{task.description}", markup=False),
-                rich_progress.BarColumn(),
-                rich_progress.TextColumn("{task.fields[status]}", markup=False),
-                rich_progress.TimeElapsedColumn(),
-                console=console(stream),
-                transient=True,
-            )
-            self._task = self._bar.add_task(printable(label), total=total, status=self.status())
+        self._clock = clock
+        self._began = clock()
 
     def advance(self, items: int = 1, size: int = 0, failed: int = 0) -> None:
         """`items` more are finished, `failed` of them not well; `size` bytes went through."""
         self.done += items
         self.size += size
         self.failed += failed
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, status=self.status())
-        elif self._clock() - self._said >= self._every:
-            self._line()
-
-    def expect(self, total: int) -> None:
-        """There are `total` units of work, which was not known at first."""
-        self.total = total
-        if self._bar is not None:
-            self._bar.update(self._task, total=total)
 
     def status(self) -> str:
         """``12/40 tars, 3.10 GiB, 402 MiB/s, 1 failed, 0:21 left``."""
@@ -179,6 +149,50 @@ class Progress:
         if elapsed > 0.5 and 0 < self.done < self.total:
             parts.append(f"{human_time(elapsed * (self.total - self.done) / self.done)} left")
         return ", ".join(parts)
+
+
+class Progress(Tally):
+    """A tally that is shown; made by `progress`. Use it from one thread."""
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        unit: str,
+        stream: TextIO,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(total, unit, clock)
+        self.label = label
+        self._stream, self._every = stream, every
+        self._said = self._began
+        self._said_done = -1
+        self._bar: rich_progress.Progress | None = None
+        if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            self._bar = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description}", markup=False),
+                rich_progress.BarColumn(),
+                rich_progress.TextColumn("{task.fields[status]}", markup=False),
+                rich_progress.TimeElapsedColumn(),
+                console=console(stream),
+                transient=True,
+            )
+            self._task = self._bar.add_task(printable(label), total=total, status=self.status())
+
+    def advance(self, items: int = 1, size: int = 0, failed: int = 0) -> None:
+        """Count, and show it now and then."""
+        super().advance(items, size, failed)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, status=self.status())
+        elif self._clock() - self._said >= self._every:
+            self._line()
+
+    def expect(self, total: int) -> None:
+        """There are `total` units of work, which was not known at first."""
+        self.total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
 
     def _line(self) -> None:
         self._said, self._said_done = self._clock(), self.done

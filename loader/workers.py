@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,12 +18,21 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def portable(error: Exception) -> Exception:
+    """The error, or what can be said of it: not every one survives the way to another process."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:  # noqa: BLE001 - a user's own may fail in any way
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 class Workers(ABC):
     """`n_jobs` workers. Use them from one thread, as a context manager; leaving it by an exception ends them at once."""
 
     def __init__(self, n_jobs: int, waiting: int = 0) -> None:
+        self._waiting = waiting  # items out beside those in work
         self.n_jobs = n_jobs
-        self._most = n_jobs + waiting  # items out at the same time: in work, and waiting beside it
         self._begun: dict[int, tuple[Any, Future[Any]]] = {}  # by id, of items whose turn is in the next call
 
     @abstractmethod
@@ -66,7 +76,7 @@ class Workers(ABC):
         out: dict[Future[Result], Item] = {}
 
         def hand_out() -> None:
-            while left and (len(out) < self._most or id(left[0]) in self._begun):
+            while left and (len(out) < self.n_jobs + self._waiting or id(left[0]) in self._begun):
                 item = left.popleft()
                 _, future = self._begun.pop(id(item), (None, None))
                 out[future or self.submit(function, item, arguments)] = item

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from loader.errors import ShardflowError
-from loader.pool import Pool
 from loader.progress import human_size
+from loader.workers import Workers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,6 +77,20 @@ class Work(Generic[Item, Result]):
     fatal: tuple[type[Exception], ...] = ()
 
 
+Results = tuple[list[Any], list[tuple[Any, Exception]]]
+
+
+class Run(Protocol):
+    """Get the work done by at most `n_jobs` workers (0: all there are): results, and failures as (item, error).
+
+    `check` is called now and then with the results so far, and may raise to end it.
+    """
+
+    def __call__(
+        self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
+    ) -> Results: ...
+
+
 class Group(Generic[Item, Result]):
     """Consecutive items of some work, from the one numbered `begin`; what is done stays done in a second attempt.
 
@@ -93,14 +107,20 @@ class Group(Generic[Item, Result]):
         self.name = f"{work.kind} {work.unit} {numbers} of {len(work.items):,}"
         self._left = list(items)
 
-    def attempt(self, pool: Pool, on_done: Callable[[Result | None], None] = lambda result: None) -> None:
+    def attempt(
+        self,
+        workers: Workers,
+        on_done: Callable[[Result | None], None] = lambda result: None,
+        then: Sequence[Item] = (),
+    ) -> None:
         """Do what is not done yet and may succeed; `on_done` is told of each item, with None for a failed one.
 
-        Raises the first error that is fatal, and whatever `on_done` raises.
+        Workers that have nothing left to do begin the items in `then`, which are those of the next group. Raises
+        the first error that is fatal, and whatever `on_done` raises.
         """
         left = {id(item): item for item in self._left}
         self.failures = [(item, error) for item, error in self.failures if id(item) not in left]
-        outcomes = pool.run_all(self.work.function, self._left, *self.work.arguments)
+        outcomes = workers.run_all(self.work.function, self._left, *self.work.arguments, then=then)
         try:
             for item, outcome in outcomes:
                 if isinstance(outcome, self.work.fatal):
@@ -147,16 +167,16 @@ class Group(Generic[Item, Result]):
 
 def run_in_one(
     work: Work[Item, Result],
-    pool: Pool,
+    workers: Workers,
     on_done: Callable[[Result | None], None] = lambda result: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Group[Item, Result]:
     """All of the work as one group with its retries, in this process and its pool."""
     group = Group(work, 0, work.items)
-    group.attempt(pool, on_done)
+    group.attempt(workers, on_done)
     for retry in range(RETRIES):
         if not group.worth_retrying:
             break
         wait(delay(retry))
-        group.attempt(pool)
+        group.attempt(workers)
     return group

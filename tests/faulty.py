@@ -34,9 +34,12 @@ def reset_once(slot: Slot, config: PackConfig) -> SlotReport:
     return pack_slot(slot, config)
 
 
-def killed_three_times(slot: Slot, config: PackConfig) -> SlotReport:
-    """The worker is killed, as it is when memory runs out: more often than the pool alone puts up with."""
-    if _strikes(slot, 3):
+def killed_four_times(slot: Slot, config: PackConfig) -> SlotReport:
+    """The worker is killed, as it is when memory runs out: more often than the pool alone puts up with.
+
+    Once it may be at the slot beforehand, in the time of the group before.
+    """
+    if _strikes(slot, 4):
         os.kill(os.getpid(), signal.SIGKILL)
     return pack_slot(slot, config)
 

@@ -12,7 +12,7 @@ import faulty
 import pytest
 from running import SECRET, digests
 
-from flows import server, steps
+from flows import packing, server
 from flows.direct import Direct
 from flows.jobs import perform
 from flows.report import Report
@@ -63,8 +63,7 @@ def artifacts(state: Any) -> dict[str, Any]:
 
 def directly(job: str, **parameters: Any) -> Report:
     """The same job without Prefect."""
-    with steps.Pools() as pools:
-        return perform(job, parameters, Direct(pools))
+    return perform(job, parameters, Direct)
 
 
 @pytest.fixture
@@ -113,7 +112,15 @@ def test_prepare_does_the_three_steps_and_says_so(
     assert {tag for run in runs for tag in run.tags} == {"shardflow", "pack", "gen_meta", "warmup"}
 
     made = artifacts(state)
-    assert set(made) == {"prepare-table", "prepare-report"}
+    assert set(made) == {
+        "prepare-table",
+        "prepare-report",
+        "pack-progress",
+        "gen-meta-progress",
+        "warmup-progress",
+    }
+    assert made["pack-progress"].type == "progress" and float(made["pack-progress"].data) == 100
+    assert made["pack-progress"].description.startswith("pack: 6/6 slots, ")
     assert made["prepare-table"].type == "table" and made["prepare-report"].type == "markdown"
     assert "59 of 60 rows" in made["prepare-report"].data
     rows = json.loads(made["prepare-table"].data)
@@ -132,7 +139,7 @@ def test_a_second_run_does_nothing_twice(corpus: Path, tmp_path: Path) -> None:
 def test_what_may_pass_is_tried_again(
     corpus: Path, tmp_path: Path, undisturbed: dict[str, str], fault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "pack_slot", faulty.reset_once)
+    monkeypatch.setattr(packing, "pack_slot", faulty.reset_once)
     out = tmp_path / "out"
     state = run("prepare", config=str(corpus / "job.yaml"), output=str(out))
     assert state.is_completed(), state.message
@@ -146,11 +153,11 @@ def test_what_may_pass_is_tried_again(
 def test_killed_workers_are_replaced(
     corpus: Path, tmp_path: Path, undisturbed: dict[str, str], fault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "pack_slot", faulty.killed_three_times)
+    monkeypatch.setattr(packing, "pack_slot", faulty.killed_four_times)
     out = tmp_path / "out"
     state = run("prepare", config=str(corpus / "job.yaml"), output=str(out))
     assert state.is_completed(), state.message
-    assert len(list(fault.iterdir())) == 3
+    assert len(list(fault.iterdir())) == 4
     assert max(run.run_count for run in task_runs(state, state.result().task_runs)) == 2
     assert digests(out) == undisturbed
 
@@ -161,7 +168,7 @@ def test_one_failed_shard_fails_the_flow_and_no_other_shard(
     out = tmp_path / "out"
     parameters = {"config": str(corpus / "job.yaml"), "output": str(out)}
     with monkeypatch.context() as patched:
-        patched.setattr(steps, "pack_slot", faulty.forbidden)
+        patched.setattr(packing, "pack_slot", faulty.forbidden)
         state = run("prepare", **parameters)
     assert state.is_failed()
     assert "shard-000002.tar (rows 21 to 30) failed" in state.message
@@ -185,7 +192,7 @@ def test_one_failed_shard_fails_the_flow_and_no_other_shard(
 def test_retries_have_an_end(
     corpus: Path, tmp_path: Path, fault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "pack_slot", faulty.always_reset)
+    monkeypatch.setattr(packing, "pack_slot", faulty.always_reset)
     state = run("pack", config=str(corpus / "job.yaml"), output=str(tmp_path / "out"))
     assert state.is_failed() and "Connection reset by peer" in state.message
     report = state.result(raise_on_failure=False)
@@ -197,7 +204,7 @@ def test_retries_have_an_end(
 def test_a_fault_of_the_program_is_told_by_its_kind(
     corpus: Path, tmp_path: Path, fault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "pack_slot", faulty.program_fault)
+    monkeypatch.setattr(packing, "pack_slot", faulty.program_fault)
     state = run("pack", config=str(corpus / "job.yaml"), output=str(tmp_path / "out"), n_jobs=1)
     assert state.is_failed() and "ZeroDivisionError: division by zero" in state.message
 
@@ -281,7 +288,7 @@ def test_no_secret_reaches_prefect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Not even where an error repeats it: parameters, logs, states and artifacts all end in one database."""
-    monkeypatch.setattr(steps, "pack_slot", faulty.tells_secrets)
+    monkeypatch.setattr(packing, "pack_slot", faulty.tells_secrets)
     state = run("prepare", config=str(corpus / "job.yaml"), output=str(tmp_path / "out"))
     assert state.is_failed()
     assert "wrong password ***" in state.message
