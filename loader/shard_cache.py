@@ -186,7 +186,8 @@ class ShardCache:
             if error.errno not in _FULL:
                 raise
             raise NoRoom(f"{self.folder}: {error.strerror}") from error
-        os.rename(path + ".part", path)
+        with self._locked():  # who counts meanwhile would see both names, or none
+            os.rename(path + ".part", path)
         _filling.discard(descriptor)
         # Not one step: who removes it in between, removes the name. What is open stays readable.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
