@@ -47,6 +47,10 @@ class UnknownIndexVersion(BadIndex):
     """An index of a later version of the format: it is neither read nor overwritten."""
 
 
+class BadSidecar(ShardflowError, ValueError):
+    """A Parquet file beside a tar that can't be read, or is of an unknown version."""
+
+
 class BadSample(ShardflowError, ValueError):
     """A sample whose bytes cannot be decoded: names shard, key, extension and the decoder's own reason."""
 

@@ -1,7 +1,8 @@
 """Filters over a whole dataset: every shard's metadata is read once, and the outcome is remembered.
 
 Reads the JSON of every sample (some 15 µs: three minutes for ten million on one core), or the first kilobytes of its
-pictures where sizes stand in no JSON (as much again from memory, more from a disk). The outcome depends on the tars, the rules and the seed alone, so all ranks come to the same; ranks of one
+pictures where sizes stand in no JSON (as much again from memory, more from a disk); where there is a sidecar that says
+what is asked, it is read instead. The outcome depends on the tars, the rules and the seed alone, so all ranks come to the same; ranks of one
 machine that share a cache folder wait for the first.
 """
 
@@ -31,9 +32,10 @@ from loader.filters import DEFAULT_CACHE, Facts, Rules, Size
 from loader.indexed_tar import IndexedTar
 from loader.pool import Pool, processes
 from loader.remote import AT_ONCE, Remote
-from loader.sample import split_number
+from loader.sample_facts import is_picture, picture_size
 from loader.selection import Ints, Selection
 from loader.shards import ShardTable
+from loader.sidecar_reader import SidecarReader, read_sidecar
 from loader.storage import StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,6 @@ logger = logging.getLogger(__name__)
 Select: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 _VERSION = 2  # of the rules' meaning and of the cache's files
-_HEAD = 4096  # bytes of a picture that are looked at first
 _TOGETHER = 256  # samples whose texts are fetched together
 _WORTH_TELLING = 200_000  # samples
 
@@ -159,8 +160,14 @@ def _told(left_out: Mapping[str, int]) -> str:
 
 
 def scan_shard(shard: Shard, task: Scan) -> Outcome:
-    """Who takes part of one shard."""
-    outcome, kept = Outcome(np.empty(0, np.int64)), []
+    """Who takes part of one shard: by its sidecar, where that says enough, else by its tar."""
+    sidecar = None
+    if task.select is None:
+        sidecar = read_sidecar(
+            shard.url, task.rules, task.pictures, shard.samples, shard.storage_options, task.index_root
+        )
+    if sidecar is not None:
+        return _outcome(sidecar, task, shard)
     backend = "mmap" if storage.is_local(shard.url) else "range"
     with IndexedTar(
         shard.url, backend, shard.storage_options, index_root=task.index_root, remote=task.remote
@@ -169,31 +176,35 @@ def scan_shard(shard: Shard, task: Scan) -> Outcome:
             raise BadMeta(
                 f"{shard.url}: {tar.index.num_samples} samples, where {shard.samples} are announced: run gen_meta again"
             )
-        reader = _Reader(tar, task)
-        for i in range(shard.samples):
-            if i % _TOGETHER == 0:
-                reader.expect(range(i, min(i + _TOGETHER, shard.samples)))
-            reason = _why_not(reader, task, i, shard, outcome)
-            if reason is None:
-                kept.append(i)
-            else:
-                outcome.left_out[reason] += 1
+        return _outcome(_Reader(tar, task), task, shard)
+
+
+def _outcome(reader: _Reader | SidecarReader, task: Scan, shard: Shard) -> Outcome:
+    outcome, kept = Outcome(np.empty(0, np.int64)), []
+    for i in range(shard.samples):
+        if i % _TOGETHER == 0:
+            reader.expect(range(i, min(i + _TOGETHER, shard.samples)))
+        reason = _why_not(reader, task, i, shard, outcome)
+        if reason is None:
+            kept.append(i)
+        else:
+            outcome.left_out[reason] += 1
     outcome.kept = np.array(kept, np.int64)
     return outcome
 
 
-def _why_not(reader: _Reader, task: Scan, i: int, shard: Shard, outcome: Outcome) -> str | None:
+def _why_not(
+    reader: _Reader | SidecarReader, task: Scan, i: int, shard: Shard, outcome: Outcome
+) -> str | None:
     try:
         sample, pictures = reader.read(i)
-        facts = Facts(
-            shard.first + i, sample, len(pictures), lambda: [reader.size(member) for member in pictures]
-        )
+        facts = Facts(shard.first + i, sample, len(pictures), lambda: reader.sizes(i))
         reason = task.rules.why_not(facts)
     except BadSample:
         return None
     outcome.present |= facts.present
     for path in facts.absent - outcome.absent.keys():
-        outcome.absent[path] = paths(sample.get(".json"))
+        outcome.absent[path] = reader.known(sample)
     if reason is None and task.select is not None:
         try:
             return None if task.select(sample) else "select"
@@ -211,11 +222,7 @@ class _Reader:
         self.tar = tar
         extensions = tar.index.extensions
         self._texts = {code: name for code, name in enumerate(extensions) if name in task.texts}
-        self._pictures = {
-            code
-            for code, name in enumerate(extensions)
-            if name in task.pictures or split_number(name)[1] in task.pictures
-        }
+        self._pictures = {code for code, name in enumerate(extensions) if is_picture(name, task.pictures)}
 
     def expect(self, samples: Iterable[int]) -> None:
         """The texts of these will be read."""
@@ -243,16 +250,17 @@ class _Reader:
                 pictures.append(member)
         return sample, pictures
 
-    def size(self, member: int) -> Size:
-        """Height and width of a picture, from its first bytes where they tell."""
-        from loader.images import image_extension, image_size
+    def sizes(self, i: int) -> list[Size]:
+        """Height and width of each picture of a sample, from its first bytes where they tell."""
+        members = [member for member in self.tar.index.members(i) if self._is_picture(member)]
+        return [picture_size(self.tar.part, *self.tar.index.span(member)) for member in members]
 
-        start, end = self.tar.index.span(member)
-        head = self.tar.part(start, min(end, start + _HEAD))
-        if len(head) < end - start and image_extension(head) in (".jpg", ".png"):
-            with contextlib.suppress(BadSample):  # a header longer than that
-                return image_size(head)
-        return image_size(head if len(head) == end - start else self.tar.part(start, end))
+    def known(self, sample: dict[str, Any]) -> list[str]:
+        """The paths that there are in a sample's JSON."""
+        return paths(sample.get(".json"))
+
+    def _is_picture(self, member: int) -> bool:
+        return self.tar.index.extension[member] in self._pictures
 
 
 def _cache_key(table: ShardTable, task: Scan) -> str:

@@ -157,6 +157,23 @@ class Rules:
         captions = {*self.captions.extensions, ".json"} if self._keywords else set()
         return captions | ({".json"} if document else set())
 
+    @property
+    def paths(self) -> set[str]:
+        """The paths in the JSON that rules look at."""
+        sizes: set[str] = set()
+        if self._shapes and self.size_fields != "picture":
+            pairs = _USUAL_SIZES if isinstance(self.size_fields, str) else (self.size_fields,)
+            sizes = {path for pair in pairs for path in pair}
+        captions = (
+            {path for path in self.captions.weights if not path.startswith(".")} if self._keywords else set()
+        )
+        return {*self._fields, *sizes, *captions}
+
+    @property
+    def measures(self) -> bool:
+        """Whether rules look at sizes of pictures."""
+        return bool(self._shapes)
+
     def signature(self) -> str:
         """Says the same exactly if the same is kept of the same samples."""
         fields = {"$." + path: limits for path, limits in self._fields.items()}

@@ -15,41 +15,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Any
 
 from loader import storage
 from loader.arguments import not_negative
-from loader.errors import BadIndex, BadMeta
-from loader.index import Index
+from loader.contents import Contents, most_frequent
+from loader.errors import BadMeta
 from loader.indexing import obtain_index
-from loader.meta import ShardMeta, meta_address, read_meta, write_meta
+from loader.meta import TOTALS, ShardMeta, meta_address, read_meta, read_stats, write_meta
 from loader.pool import Pool, processes
 from loader.progress import command, complain, human_size, human_time, listing, progress, table
 from loader.storage import StorageOptions
+from loader.tar_report import TarReport as TarReport
+from loader.tar_report import describe
 
 N_JOBS = 64  # at most this many processes, unless said otherwise
-_EXTENSIONS = 64  # kinds that are told apart in the statistics; the rest is summed up
-_OTHERS = "(others)"
 _ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
 _SHOWN = 20  # lines of failures, or of what was left out
-
-
-@dataclass(frozen=True, slots=True)
-class TarReport:
-    """What gen_meta found in one tar: small, and the same for every worker that finds it.
-
-    `path` is relative to the dataset. `index` says where the index came from ("fresh", "built", or "unsaved" on
-    a read-only place). `extensions` counts members; `skipped` maps a reason to its count and a few names.
-    """
-
-    path: str
-    num_samples: int
-    size: int
-    checksum: int
-    index: str
-    extensions: dict[str, int]
-    skipped: dict[str, tuple[int, list[str]]]
 
 
 @dataclass
@@ -91,38 +73,6 @@ def gen_meta_one(
     return describe(storage.relative(address, root), index, state)
 
 
-def describe(path: str, index: Index, state: str) -> TarReport:
-    """What an index that holds the checksum says of the tar at `path`; BadIndex if it is damaged."""
-    if index.checksum is None:
-        raise BadIndex(f"{index.where}: no checksum in it. Delete it, and it is built again")
-    return TarReport(
-        path=path,
-        num_samples=index.num_samples,
-        size=index.tar_size,
-        checksum=index.checksum,
-        index=state,
-        extensions=count_extensions(index),
-        skipped={why: (entry["count"], entry["names"]) for why, entry in index.skipped.items()},
-    )
-
-
-def count_extensions(index: Index) -> dict[str, int]:
-    """Members by extension, the most frequent first."""
-    codes = np.frombuffer(index.extension, np.uint32)
-    if len(codes) and int(codes.max()) >= len(index.extensions):
-        raise BadIndex(
-            f"{index.where}: damaged: an extension it doesn't list. Delete it, and it is built again"
-        )
-    counts = np.bincount(codes, minlength=len(index.extensions)).tolist()
-    return _most_frequent(dict(zip(index.extensions, counts, strict=True)))
-
-
-def _most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    ranked = sorted(counts.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
-    rest = sum(count for _, count in ranked[_EXTENSIONS:])
-    return dict(ranked[:_EXTENSIONS]) | ({_OTHERS: rest} if rest else {})
-
-
 def list_tars(root: str, storage_options: StorageOptions | None = None) -> list[str]:
     """Addresses of the tars under a dataset folder, sub-folders included; FileNotFoundError if there are none."""
     root = storage.normalise(root)
@@ -141,18 +91,21 @@ def save_meta(
     reports: Iterable[TarReport],
     meta_save_path: str | None = None,
     storage_options: StorageOptions | None = None,
+    stats: Mapping[str, Any] | None = None,
 ) -> str:
     """Write meta.json and meta_stats.json from the reports on all tars of a dataset; returns the former's address.
 
-    Keys that another tool has put beside a shard stay as long as the shard is the same.
+    `stats`: more for the latter. Keys that another tool has put beside a shard stay as long as the shard is the same;
+    so does all that meta_stats.json says and these reports don't, as long as all shards are.
     """
     target = meta_save_path or root
     try:
         before = read_meta(target, storage_options)
     except BadMeta:  # none yet, or one that nobody can read: it is written anew
         before = {}
-    shards, extensions = {}, Counter[str]()
+    shards, kept = {}, []
     for report in reports:
+        kept.append(report)
         shard = ShardMeta(report.num_samples, report.size, report.checksum)
         old = before.get(report.path)
         if old is not None and (old.num_samples, old.size, old.checksum) == (
@@ -162,9 +115,35 @@ def save_meta(
         ):
             shard = old
         shards[report.path] = shard
-        extensions.update(report.extensions)
-    write_meta(root, shards, storage_options, meta_save_path, {"extensions": _most_frequent(extensions)})
+    known = _known_stats(target, storage_options) if shards == before else {}
+    write_meta(root, shards, storage_options, meta_save_path, {**known, **summed_up(kept), **(stats or {})})
     return meta_address(target)
+
+
+def _known_stats(target: str, storage_options: StorageOptions | None) -> dict[str, Any]:
+    try:
+        found = read_stats(target, storage_options)
+    except BadMeta:
+        return {}
+    return {name: value for name, value in found.items() if name not in TOTALS}
+
+
+def summed_up(reports: Sequence[TarReport]) -> dict[str, Any]:
+    """What meta_stats.json says beside the totals."""
+    extensions, sizes, skipped = Counter[str](), Counter[str](), Counter[str]()
+    contents = Contents()
+    for report in reports:
+        extensions.update(report.extensions)
+        sizes.update(report.bytes)
+        skipped.update({why: count for why, (count, _) in report.skipped.items()})
+        if report.contents is not None:
+            contents.add(report.contents)
+    found: dict[str, Any] = {"extensions": most_frequent(extensions), "bytes": most_frequent(sizes)}
+    if skipped:
+        found["skipped_members"] = dict(sorted(skipped.items()))
+    if all(report.contents is not None for report in reports):
+        found |= contents.value()
+    return found
 
 
 def gen_meta(
@@ -275,7 +254,7 @@ def show_outcome(outcome: Outcome, seconds: float) -> None:
     extensions = Counter[str]()
     for report in reports:
         extensions.update(report.extensions)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in list(_most_frequent(extensions).items())[:8])
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in list(most_frequent(extensions).items())[:8])
     facts = [
         ("dataset", outcome.root),
         ("tars", f"{len(reports) + len(outcome.failures):,}, {len(outcome.failures):,} of them failed"),

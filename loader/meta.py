@@ -23,6 +23,8 @@ from loader.errors import BadMeta
 from loader.storage import StorageOptions
 
 META_NAME = "meta.json"
+# What meta_stats.json says in any case.
+TOTALS = ("total_samples", "total_files", "total_size", "dataset_path")
 MAX_BYTES = 512 << 20  # of a meta.json: some three million shards
 _LIMITS = {"num_samples": 1 << 63, "size": 1 << 63, "checksum": 1 << 32}  # exclusive
 _SHOWN = 80  # characters of a wrong value in a message

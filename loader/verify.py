@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 
 from loader import storage
 from loader.errors import BadMeta, ShardflowError
-from loader.gen_meta import TarReport, list_tars, reason, save_meta
+from loader.gen_meta import list_tars, reason, save_meta
 from loader.index import index_path
 from loader.meta import ShardMeta, meta_address, read_meta, read_stats
 from loader.pool import Pool, processes
 from loader.progress import command, complain, human_size, human_time, listing, progress, table
+from loader.sidecar import is_ours, sidecar_path
+from loader.sidecar_columns import union
 from loader.storage import StorageOptions
+from loader.tar_report import TarReport
+from loader.verify_sidecar import Rebuild, SidecarState, disagree, rebuild_sidecar
 from loader.verify_tar import Found, How, Problem, Tar, verify_tar
 
 NAME = "shardflow verify"
@@ -73,7 +77,8 @@ def verify(
         storage.stat(address, storage_options)
         problems = []
     verdict = Verdict(root, problems, tars=len(tars))
-    how = How(root, deep, repair, storage_options, index_root, require_end)
+    how = How(root, deep, repair, storage_options, index_root, require_end, contents=repair)
+    sidecars: dict[str, SidecarState] = {}
     asked = [Tar(tar, (expected or {}).get(storage.relative(tar, root))) for tar in tars]
     on_start(len(asked))
     with Pool(processes(n_jobs, len(asked))) as pool:
@@ -82,7 +87,9 @@ def verify(
             verdict.problems += found.problems
             if found.report is not None:
                 verdict.reports[found.path] = found.report
+                sidecars[found.path] = found.sidecar
             on_done(found)
+        verdict.problems += _of_sidecars(verdict, sidecars, how, pool)
     verdict.reports = dict(sorted(verdict.reports.items()))
     if not single:
         verdict.problems += _of_the_whole(verdict, expected, storage_options)
@@ -107,6 +114,31 @@ def _expected(root: str, options: StorageOptions | None) -> tuple[dict[str, Shar
         return None, [Problem("meta.json", "meta", reason(error, meta_address(root)))]
 
 
+def _of_sidecars(verdict: Verdict, states: dict[str, SidecarState], how: How, pool: Pool) -> list[Problem]:
+    """What is wrong with sidecars, each by itself and beside the others; repaired where that is asked for."""
+    if not any(state.ours for state in states.values()):
+        return []
+    columns = union(state.columns or {} for state in states.values())
+    wrong = {}
+    for path, state in states.items():
+        if not state.there:
+            wrong[path] = "there is none, though other tars have one"
+        elif state.ours and (state.wrong or disagree(state, columns)):
+            wrong[path] = state.wrong or "its columns are not those of the whole dataset"
+    repaired = set()
+    if how.repair:
+        asked = [Rebuild(storage.join(verdict.root, path), columns) for path in wrong]
+        for item, outcome in pool.run_all(rebuild_sidecar, asked, how.storage_options, how.index_root):
+            path = storage.relative(item.tar, verdict.root)
+            if isinstance(outcome, Exception):
+                wrong[path] += f"; it can't be made: {reason(outcome, item.tar)}"
+            else:
+                repaired.add(path)
+    return [
+        Problem(sidecar_path(path), "sidecar", why, path in repaired) for path, why in sorted(wrong.items())
+    ]
+
+
 def _of_the_whole(
     verdict: Verdict, expected: dict[str, ShardMeta] | None, options: StorageOptions | None
 ) -> list[Problem]:
@@ -123,11 +155,18 @@ def _of_the_whole(
             for path in sorted(there - expected.keys())
         ]
         problems += _stats(verdict.root, expected, options)
-    known = {index_path(path) for path in there}
-    for file in storage.list_files(verdict.root, ".tar.index", options):
-        path = storage.relative(file, verdict.root)
-        if path not in known:
-            problems.append(Problem(path, "index", "left behind: its tar is gone; delete it"))
+    return problems + _left_behind(verdict.root, there, options)
+
+
+def _left_behind(root: str, there: set[str], options: StorageOptions | None) -> list[Problem]:
+    """Indexes and sidecars whose tar is gone."""
+    problems = []
+    for part, suffix, path_of in (("index", ".tar.index", index_path), ("sidecar", ".parquet", sidecar_path)):
+        known = {path_of(path) for path in there}
+        for file in storage.list_files(root, suffix, options):
+            path = storage.relative(file, root)
+            if path not in known and (part == "index" or is_ours(file, options)):
+                problems.append(Problem(path, part, "left behind: its tar is gone; delete it"))
     return problems
 
 

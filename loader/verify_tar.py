@@ -7,19 +7,23 @@ publishes what was made. The tar itself is opened for reading and never otherwis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from loader import storage
 from loader.data_handler import default_handlers, handler_for
 from loader.errors import BadIndex, BadTar, ShardflowError, UnknownIndexVersion, UnsafePickle
-from loader.gen_meta import TarReport, describe, reason
+from loader.gen_meta import reason
 from loader.index import Entries, Index, index_path, pack_entries
 from loader.indexing import scan, tar_buffer
 from loader.meta import ShardMeta
 from loader.sample import Groups, check_name, group
+from loader.sample_facts import contents_of, sample_facts
+from loader.sidecar import sidecar_path
 from loader.storage import StorageOptions
 from loader.tar import BLOCK, Buffer
+from loader.tar_report import TarReport, describe
+from loader.verify_sidecar import NO_SIDECAR, SidecarState, sidecar_state
 
 _MOST = 100  # members of one tar that are told one by one
 
@@ -48,7 +52,7 @@ class Tar(NamedTuple):
 
 @dataclass(frozen=True)
 class How:
-    """What is asked for: see `loader.verify.verify`."""
+    """What is asked for: see `loader.verify.verify`. `contents`: count what the samples hold."""
 
     root: str
     deep: bool = False
@@ -56,15 +60,17 @@ class How:
     storage_options: StorageOptions | None = None
     index_root: str | None = None
     require_end: bool = True
+    contents: bool = False
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one tar: its problems, and what gen_meta would say of it (None for a tar that is none)."""
+    """Of one tar: its problems, what gen_meta would say of it (None for a tar that is none), and its sidecar."""
 
     path: str
     problems: tuple[Problem, ...]
     report: TarReport | None
+    sidecar: SidecarState = NO_SIDECAR
 
 
 def verify_tar(tar: Tar, how: How) -> Found:
@@ -82,9 +88,22 @@ def verify_tar(tar: Tar, how: How) -> Found:
             report = describe(path, index, "built" if problem else "fresh")
             if how.deep:
                 problems += _members(buffer, index, path)
+            sidecar, report = _samples(tar, how, index, buffer, report)
     except (BadTar, OSError) as error:
         return Found(path, (Problem(path, "tar", reason(error, tar.address)),), None)
-    return Found(path, (*problems, *_meta(tar.expected, report)), report)
+    return Found(path, (*problems, *_meta(tar.expected, report)), report, sidecar)
+
+
+def _samples(
+    tar: Tar, how: How, index: Index, buffer: Buffer, report: TarReport
+) -> tuple[SidecarState, TarReport]:
+    """What the sidecar says beside what the samples say, and the report with what they hold."""
+    there = storage.exists(sidecar_path(tar.address), how.storage_options)
+    if not (there or how.contents):
+        return SidecarState(), report
+    samples = list(sample_facts(index, buffer, digests=there))
+    report = replace(report, contents=contents_of(samples))
+    return sidecar_state(tar.address, index, samples, how.storage_options), report
 
 
 def _index(tar: Tar, how: How, path: str, entries: Entries, names: list[str]) -> tuple[Index, Problem | None]:

@@ -51,6 +51,7 @@ def test_the_meta_is_what_the_tars_hold(tmp_path: Path) -> None:
         "total_size": sum(map(os.path.getsize, tars)),
         "dataset_path": ".",
         "extensions": {".cls": 10, ".txt": 10},
+        "bytes": {".cls": 50, ".txt": 50},
     }
     for tar in tars:
         index = load_index(index_path(tar))

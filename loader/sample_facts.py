@@ -1,0 +1,139 @@
+"""What can be said of samples without decoding a picture: texts, and each picture's size, format and checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from loader.captions import Captions
+from loader.contents import Contents, Histogram, caption_length
+from loader.data_handler import IMAGE_EXTENSIONS, read_json, read_text
+from loader.errors import BadSample
+from loader.index import Index
+from loader.sample import split_number
+from loader.tar import Buffer
+
+_HEAD = 4096  # bytes of a picture that are looked at first
+FORMATS = {".jpg": "jpeg"}  # others are called as their extension is
+
+
+class _Unreadable:
+    """What stands for JSON that is none."""
+
+    def __repr__(self) -> str:
+        return "UNREADABLE"
+
+
+UNREADABLE: Final = _Unreadable()
+
+
+class PictureFacts(NamedTuple):
+    """One picture: its member, where it came from, width and height as seen (None if its header is damaged)."""
+
+    name: str
+    path: str | None
+    width: int | None
+    height: int | None
+    format: str | None
+    bytes: int
+    sha256: str | None
+
+
+class SampleFacts(NamedTuple):
+    """One sample. `document` is its JSON, None if it has none; `outcome` what packing did to its pictures."""
+
+    key: str
+    document: Any
+    caption: str | None
+    pictures: tuple[PictureFacts, ...]
+    outcome: str | None = None
+
+
+def is_picture(extension: str, pictures: tuple[str, ...] = IMAGE_EXTENSIONS) -> bool:
+    """Whether members of that extension are pictures: ``.jpg`` and ``.0.jpg``, but not ``.seg.jpg``."""
+    return extension in pictures or split_number(extension)[1] in pictures
+
+
+def picture_size(read: Callable[[int, int], bytes], start: int, end: int) -> tuple[int, int]:
+    """(height, width) as seen of the picture in those bytes, from the first of them where they tell."""
+    from loader.images import image_extension, image_size
+
+    head = read(start, min(end, start + _HEAD))
+    if len(head) < end - start and image_extension(head) in (".jpg", ".png"):
+        with contextlib.suppress(BadSample):  # a header longer than that
+            return image_size(head)
+    return image_size(head if len(head) == end - start else read(start, end))
+
+
+def sample_facts(index: Index, buffer: Buffer, digests: bool) -> Iterator[SampleFacts]:
+    """Of every sample of a tar, in order; `digests`: with the SHA-256 of each picture, for which all is read."""
+    captions = Captions()
+    kinds = [(extension, is_picture(extension)) for extension in index.extensions]
+    with memoryview(buffer) as view:
+        for number in range(index.num_samples):
+            texts: dict[str, Any] = {}
+            pictures = []
+            for member in index.members(number):
+                extension, picture = kinds[index.extension[member]]
+                start, end = index.span(member)
+                if picture:
+                    pictures.append(_picture(index.member_name(member), view, start, end, digests))
+                elif extension in (".json", ".txt"):
+                    _add_text(texts, extension, bytes(view[start:end]))
+            yield SampleFacts(
+                index.key(number), texts.get(".json"), _caption(captions, texts), tuple(pictures)
+            )
+
+
+def _add_text(texts: dict[str, Any], extension: str, data: bytes) -> None:
+    """As a sample holds it: several members of one extension are a list."""
+    try:
+        value: Any = read_json(data) if extension == ".json" else read_text(data)
+    except BadSample:
+        value = UNREADABLE
+    if extension not in texts:
+        texts[extension] = value
+    elif UNREADABLE in (texts[extension], value):
+        texts[extension] = UNREADABLE
+    elif isinstance(texts[extension], list) and extension != ".json":
+        texts[extension].append(value)
+    else:
+        texts[extension] = [texts[extension], value]
+
+
+def _caption(captions: Captions, texts: dict[str, Any]) -> str | None:
+    readable = {name: value for name, value in texts.items() if value is not UNREADABLE}
+    try:
+        return next((text for _, text in captions.texts(readable)), None)
+    except BadSample:  # something else than text stands there
+        return None
+
+
+def _picture(name: str, view: memoryview, start: int, end: int, digests: bool) -> PictureFacts:
+    from loader.images import image_extension
+
+    digest = hashlib.sha256(view[start:end]).hexdigest() if digests else None
+    extension = image_extension(bytes(view[start : min(end, start + _HEAD)]))
+    kind = FORMATS.get(extension, extension[1:]) if extension else None
+    try:
+        height, width = picture_size(lambda start, end: bytes(view[start:end]), start, end)
+    except BadSample:
+        return PictureFacts(name, None, None, None, kind, end - start, digest)
+    return PictureFacts(name, None, width, height, kind, end - start, digest)
+
+
+def contents_of(samples: Iterable[SampleFacts]) -> Contents:
+    """What they hold, counted."""
+    widths, heights, captions, unreadable = [], [], [], 0
+    for sample in samples:
+        if sample.caption is not None:
+            captions.append(caption_length(sample.caption))
+        for picture in sample.pictures:
+            if picture.width is None or picture.height is None:
+                unreadable += 1
+            else:
+                widths.append(picture.width)
+                heights.append(picture.height)
+    return Contents(Histogram.of(widths), Histogram.of(heights), Histogram.of(captions), unreadable)
