@@ -36,10 +36,22 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+# For the tests alone; without them those of the pages and of PostgreSQL are skipped, and say so.
+$(VENV)/.system: | $(BIN)/python
+	@missing=""; command -v chromium >/dev/null || missing="chromium"; \
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing $$missing for the tests (as root, with apt-get)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; } \
+	    >/dev/null || echo "$$missing could not be installed: some tests are skipped"; \
+	else echo "Some tests are skipped without $$missing. On Debian: sudo apt-get install $$missing"; fi
+	@touch $@
+
 demo: $(VENV)/.demo
 	@$(BIN)/shardflow demo $(OUT)
 
-test: lint
+test: lint $(VENV)/.system
 	$(BIN)/python -m pytest
 
 test-quick: $(VENV)/.dev
