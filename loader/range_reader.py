@@ -98,6 +98,11 @@ class RangeReader:
             body = found.bodies.result()[found.number]
         except (CancelledError, EOFError):  # given up; or another member of a damaged index lies outside
             return self._fetch(start, size)
+        except BaseException:
+            self.remote.forget(
+                found.bodies
+            )  # what failed is told once, and asked for again by the next who wants it
+            raise
         at = start - found.begin
         if at + size > len(body):
             return self._fetch(start, size)

@@ -148,6 +148,13 @@ class Remote:
             own.expected -= found.size if found is not None else 0
         return found
 
+    def forget(self, bodies: Future[list[bytes]]) -> None:
+        """What was to come with these bodies doesn't."""
+        own = self._own
+        with own.lock:
+            for place in [place for place, awaited in own.coming.items() if awaited.bodies is bodies]:
+                own.expected -= own.coming.pop(place).size
+
     @property
     def bytes_ahead(self) -> int:
         """Bytes that are on their way, or here and not read yet."""
