@@ -9,9 +9,10 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Literal
+from typing import BinaryIO, Literal, cast
 
 from loader import storage
+from loader.arriving import Arriving
 from loader.checksums import adler32, crc32
 from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownIndexVersion
 from loader.index import Entries, Index, index_path, load_index, pack_entries
@@ -22,18 +23,64 @@ from loader.tar import BLOCK, Buffer, TarMap, Walk, trailing_bytes
 logger = logging.getLogger(__name__)
 
 MISSING = "missing"
+_PIECE = 8 << 20  # bytes looked at together
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def scan(buffer: Buffer, shard: str, checksum: bool = True, require_end: bool = True) -> Entries:
+class _Sums:
+    """The adler32 of a tar, and the CRC-32 of its members, in one pass that never goes back."""
+
+    def __init__(self, view: memoryview, arriving: Arriving | None) -> None:
+        self.total, self.done = 1, 0
+        self._view, self._arriving = view, arriving
+
+    def crcs(self, offsets: list[int], sizes: list[int]) -> list[int]:
+        """Of consecutive members."""
+        if self._arriving is None:
+            view = self._view
+            return [crc32(view[at : at + size]) for at, size in zip(offsets, sizes, strict=True)]
+        return [self._crc(self._arriving, at, size) for at, size in zip(offsets, sizes, strict=True)]
+
+    def _crc(self, arriving: Arriving, at: int, size: int) -> int:
+        crc = 0
+        for start in range(at, at + size, _PIECE):
+            stop = min(start + _PIECE, at + size)
+            arriving.need(start, stop)
+            crc = crc32(self._view[start:stop], crc)
+            if size > _PIECE:  # no member is held as a whole
+                self.add(stop)
+        return crc
+
+    def add(self, end: int) -> None:
+        """Take in all up to `end`, which padding that was cut off may put beyond the file's."""
+        end = min(end, len(self._view))
+        step = _PIECE if self._arriving is not None or end == len(self._view) else end - self.done
+        while self.done < end:
+            stop = min(self.done + step, end)
+            if self._arriving is not None:
+                self._arriving.need(self.done, stop)
+            self.total = adler32(self._view[self.done : stop], self.total)
+            self.done = stop
+            if self._arriving is not None:
+                self._arriving.release(stop)
+
+
+def scan(
+    buffer: Buffer,
+    shard: str,
+    checksum: bool = True,
+    require_end: bool = True,
+    arriving: Arriving | None = None,
+) -> Entries:
     """Walk a whole tar; with `checksum`, also its adler32 and each member's CRC-32, in the same pass.
 
-    The bytes are gone through once and in order, a few MiB at a time, so a cold file is read sequentially.
+    The bytes are gone through once and in order, a few MiB at a time, so a cold file is read sequentially. `arriving`:
+    what fills the buffer meanwhile.
     """
-    entries = Entries(crcs=[] if checksum else None, tar_size=len(buffer), first_header=buffer[:BLOCK])
-    total, done = 1, 0
+    entries = Entries(crcs=[] if checksum else None, tar_size=len(buffer))
     view = memoryview(buffer)
-    walk = Walk(buffer, shard, require_end)
+    sums = _Sums(view, arriving)
+    walk = Walk(buffer, shard, require_end, arriving.need if arriving is not None else None)
     try:
         for batch in walk:
             entries.names += batch.names
@@ -41,29 +88,77 @@ def scan(buffer: Buffer, shard: str, checksum: bool = True, require_end: bool = 
             offsets, sizes = batch.offsets.tolist(), batch.sizes.tolist()
             entries.offsets += offsets
             entries.sizes += sizes
-            if len(batch.headers):
-                entries.last_header_at = int(batch.headers[-1])
+            _note_headers(entries, buffer, int(batch.headers[-1]) if len(batch.headers) else None)
             if entries.crcs is not None:
-                entries.crcs += [crc32(view[at : at + size]) for at, size in zip(offsets, sizes, strict=True)]
-                total, done = adler32(view[done : batch.end], total), batch.end
-        entries.trailing = trailing_bytes(buffer, walk.at)
+                entries.crcs += sums.crcs(offsets, sizes)
+                sums.add(batch.end)
+            elif arriving is not None:
+                arriving.release(batch.end)
+        _note_headers(entries, buffer, None)
+        entries.trailing = trailing_bytes(
+            _rest(buffer, walk.at, arriving, sums if checksum else None), walk.at
+        )
         if checksum:
-            for start in range(done, len(buffer), 8 << 20):
-                total = adler32(view[start : start + (8 << 20)], total)
-            entries.checksum = total
+            sums.add(len(buffer))
+            entries.checksum = sums.total
     finally:
         walk.release()  # a view that is still held would keep a map from being closed
         view.release()
-    at = entries.last_header_at
-    entries.last_header = buffer[at : at + BLOCK]
     return entries
+
+
+def _note_headers(entries: Entries, buffer: Buffer, last: int | None) -> None:
+    """Keep the first header, and the last one so far."""
+    if not entries.first_header:
+        entries.first_header = entries.last_header = buffer[:BLOCK]
+    if last is not None:
+        entries.last_header_at, entries.last_header = last, buffer[last : last + BLOCK]
+
+
+def _rest(
+    buffer: Buffer, at: int, arriving: Arriving | None, sums: _Sums | None
+) -> Iterator[tuple[int, bytes]]:
+    """What follows the archive's end, piece by piece."""
+    for start in range(at, len(buffer), 1 << 20):
+        stop = min(start + (1 << 20), len(buffer))
+        if arriving is not None:
+            arriving.need(start, stop)
+        yield start, buffer[start:stop]
+        if arriving is not None:
+            if sums is not None:
+                sums.add(stop)
+            arriving.release(stop)
 
 
 def build(
     buffer: Buffer, shard: str, checksum: bool = True, grouping: str = "auto", require_end: bool = True
 ) -> bytes:
     """The index of a tar that lies in `buffer`, as bytes; TruncatedTar or BadTar if it is none."""
-    entries = scan(buffer, shard, checksum, require_end)
+    return _pack(scan(buffer, shard, checksum, require_end), shard, grouping)
+
+
+def build_remote(
+    address: str,
+    storage_options: StorageOptions | None = None,
+    checksum: bool = True,
+    grouping: str = "auto",
+    require_end: bool = True,
+    save_bytes: bool = False,
+) -> bytes:
+    """The same of a tar in a store, built while it comes.
+
+    With `checksum`, all of it is read, in large ranges side by side; without, what is the faster way; with
+    `save_bytes`, little more than the headers. Memory: some 70 MB, however large the tar, and the index.
+    """
+    found = storage.stat(address, storage_options)
+    if found.size == 0:
+        raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
+    with Arriving(address, found, storage_options, every=checksum, save=save_bytes) as arriving:
+        entries = scan(arriving.buffer, address, checksum, require_end, arriving)
+    return _pack(entries, address, grouping)
+
+
+def _pack(entries: Entries, shard: str, grouping: str) -> bytes:
     names = [
         check_name(name, shard, at - BLOCK) for name, at in zip(entries.names, entries.offsets, strict=True)
     ]
@@ -78,13 +173,15 @@ def build(
 def tar_buffer(address: str, storage_options: StorageOptions | None = None) -> Iterator[Buffer]:
     """A whole tar as a buffer: mapped where it is local, else by way of an unnamed temporary file."""
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(storage.open_read(address, storage_options))
-        if not storage.is_local(address):
-            copy = stack.enter_context(tempfile.TemporaryFile())
-            while chunk := file.read(8 << 20):
-                copy.write(chunk)
-            copy.flush()
-            file = copy
+        if storage.is_local(address):
+            file = stack.enter_context(storage.open_read(address))
+        else:
+            file = cast(BinaryIO, stack.enter_context(tempfile.TemporaryFile()))
+            found = storage.stat(address, storage_options)
+            version = found.version or None
+            for chunk in storage.read_in_order(address, found.size, storage_options, version=version):
+                file.write(chunk)
+            file.flush()
         if os.fstat(file.fileno()).st_size == 0:
             raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
         # Closed when the last reference goes: views may outlive this block in a traceback.
@@ -158,6 +255,7 @@ def ensure_index(
     checksum: bool = True,
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     buffer: Buffer | None = None,
 ) -> tuple[Index, bool]:
     """The fresh index of a tar, and whether it had to be built: `obtain_index`, with a warning if unsaved."""
@@ -168,6 +266,7 @@ def ensure_index(
         checksum=checksum,
         grouping=grouping,
         require_end=require_end,
+        save_bytes=save_bytes,
         buffer=buffer,
     )
     if state == "unsaved":
@@ -185,6 +284,7 @@ def obtain_index(
     checksum: bool = True,
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     buffer: Buffer | None = None,
 ) -> tuple[Index, Literal["fresh", "built", "unsaved"]]:
     """The fresh index of a tar, and where it comes from.
@@ -194,8 +294,10 @@ def obtain_index(
     read-only place an index is built in memory for this process alone ("unsaved"), if there is none or a good one
     that says less; one that is stale or damaged is an error, since others would stumble over it.
 
-    `buffer`: the tar, where it has been read or mapped already.
+    `save_bytes`: of a tar in a store, read little more than the headers (and so no checksums). `buffer`: the tar,
+    where it has been read or mapped already.
     """
+    checksum = checksum and not (save_bytes and buffer is None and not storage.is_local(address))
     index, reason = find_fresh(address, storage_options, index_root, buffer)
     if index is not None:
         wanted = grouping in ("auto", index.grouping)
@@ -203,6 +305,8 @@ def obtain_index(
             return index, "fresh"
     if buffer is not None:
         data = build(buffer, address, checksum, grouping, require_end)
+    elif not storage.is_local(address):
+        data = build_remote(address, storage_options, checksum, grouping, require_end, save_bytes)
     else:
         with tar_buffer(address, storage_options) as opened:
             data = build(opened, address, checksum, grouping, require_end)

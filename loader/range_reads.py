@@ -25,8 +25,9 @@ from loader.stores import StorageOptions
 Range = tuple[int, int]  # half-open
 
 IN_FLIGHT = 32  # requests at once
+AHEAD = 8  # of a file that is read in order
 LARGEST = 8 << 20  # bytes a request
-_SMALLEST = 1 << 20  # of a file that is read whole: below, a request costs more than its bytes
+SMALLEST = 1 << 20  # of a file that is read whole: below, a request costs more than its bytes
 
 
 class RangeClient(Protocol):
@@ -269,17 +270,19 @@ def read_in_order(
     storage_options: StorageOptions | None = None,
     *,
     start: int = 0,
-    in_flight: int = 8,
+    in_flight: int = AHEAD,
+    smallest: int | None = None,
     largest: int = LARGEST,
     version: str | None = None,
 ) -> Iterator[bytes]:
     """The bytes of a file from `start` up to its `size`, as consecutive chunks of at most `largest` bytes.
 
-    At most `in_flight` chunks are under way or wait to be taken: that is all the memory it needs. Close the
-    iterator to stop early. `version` and errors as for `read_ranges`.
+    At most `in_flight` chunks are under way or wait to be taken: that is all the memory it needs. They are as large
+    as lets all be under way at once, or, where it may end early, `smallest` at first and twice as large after each
+    round. Close the iterator to stop. `version` and errors as for `read_ranges`.
     """
-    chunk = min(largest, max(_SMALLEST, -(-(size - start) // in_flight)))
-    waiting = ((at, min(at + chunk, size)) for at in range(start, size, chunk))
+    share = min(largest, max(SMALLEST, -(-(size - start) // in_flight)))
+    waiting = _chunks(start, size, smallest or share, share, in_flight)
     pool = ThreadPoolExecutor(in_flight, thread_name_prefix="shardflow-read")
     under_way: deque[Future[list[bytes]]] = deque()
 
@@ -294,7 +297,17 @@ def read_in_order(
                 return
             yield under_way.popleft().result()[0]
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _chunks(start: int, size: int, first: int, largest: int, count: int) -> Iterator[Range]:
+    chunk, at = min(first, largest), start
+    while at < size:
+        for _ in range(count):
+            if at < size:
+                yield at, min(at + chunk, size)
+                at += chunk
+        chunk = min(2 * chunk, largest)
 
 
 def read_whole(
@@ -305,9 +318,9 @@ def read_whole(
     version: str | None = None,
 ) -> bytes:
     """A large range in as many requests side by side as serve."""
-    largest = min(LARGEST, max(_SMALLEST, -(-(end - start) // 8)))
+    largest = min(LARGEST, max(SMALLEST, -(-(end - start) // AHEAD)))
     ranges = [(start, end)]
-    return read_ranges(address, ranges, storage_options, largest=largest, in_flight=8, version=version)[0]
+    return read_ranges(address, ranges, storage_options, largest=largest, in_flight=AHEAD, version=version)[0]
 
 
 class RemoteFile(io.RawIOBase):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -79,18 +79,18 @@ class Batch:
     end: int
 
 
-def trailing_bytes(buffer: Buffer, end: int) -> int:
-    """How many bytes follow the zero blocks at `end`: from the first block that isn't zero to the last such byte."""
-    chunk, first, last = 1 << 20, end, len(buffer)
-    while last > end and not (rest := buffer[max(end, last - chunk) : last].rstrip(b"\0")):
-        last = max(end, last - chunk)
-    if last <= end:
-        return 0
-    last = max(end, last - chunk) + len(rest)
-    while not (rest := buffer[first : first + chunk].lstrip(b"\0")):
-        first += chunk
-    first += min(chunk, len(buffer) - first) - len(rest)
-    return last - (first - (first - end) % BLOCK)
+def trailing_bytes(pieces: Iterable[tuple[int, bytes]], end: int) -> int:
+    """How many bytes follow the zero blocks at `end`: from the first block that isn't zero to the last such byte.
+
+    `pieces`: (where it lies, bytes) of all that follows `end`, in order.
+    """
+    first = last = 0
+    for at, piece in pieces:
+        rest = piece.rstrip(b"\0")
+        if rest:
+            first = first or at + len(rest) - len(rest.lstrip(b"\0"))
+            last = at + len(rest)
+    return last - (first - (first - end) % BLOCK) if last else 0
 
 
 @dataclass
@@ -116,18 +116,27 @@ class Walk:
 
     `buffer` holds the file; `shard` names it in errors. `require_end`: refuse a tar without the zero blocks that
     end an archive, which can't be told from one that was cut between two members. `at` is the byte where the walk
-    stands: after the last batch, the end of the archive.
+    stands: after the last batch, the end of the archive. `need(start, end)`: where the bytes are still coming, waits
+    for those and says how many there are without a gap (all: see `loader.arriving`).
 
     Iterating raises TruncatedTar or BadTar, naming shard, member and byte. Time and memory are bounded by the
     number of blocks, whatever the headers claim.
     """
 
-    def __init__(self, buffer: Buffer, shard: str, require_end: bool = True) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        shard: str,
+        require_end: bool = True,
+        need: Callable[[int, int], int] | None = None,
+    ) -> None:
         self.buffer = buffer
+        self.need = need
         self.file = buffer.file if isinstance(buffer, TarMap) else None
         self.shard = shard
         self.require_end = require_end
         self.size = len(buffer)
+        self.ready = 0 if need else self.size  # how far one may look
         self.at = 0  # the next header
         self.last: bytes | None = None  # name of the member before it, for messages
         self.found = _Found()
@@ -141,11 +150,13 @@ class Walk:
         self.rows: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, blocks * BLOCK).reshape(-1, BLOCK)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._wait_for(0, BLOCK)
         self._check_start()
         dense = False  # the first few headers tell which way is the faster one
         wait = backoff = 0  # headers to take one by one; doubled each time that bulk finds next to nothing
         while not self.ended:
             start, bulk = self.at, None
+            self._wait_for(start, start + BLOCK)
             if self.pending.start is None:
                 if wait:
                     wait -= 1
@@ -164,6 +175,10 @@ class Walk:
                     yield self._flush(self.at)
         if self.found.names or self.skipped:
             yield self._flush(self.at)
+
+    def _wait_for(self, start: int, end: int) -> None:
+        if self.need is not None and min(end, self.size) > self.ready:
+            self.ready = self.need(start, min(end, self.size))
 
     def release(self) -> None:
         """Let go of the buffer, so that a map can be closed."""
@@ -197,7 +212,7 @@ class Walk:
     def _hop(self) -> Batch | None:
         """Follow plain headers from one to the next; None if the very next one is not plain."""
         read = self._reader()
-        position, end = self.at, self.size - BLOCK + 1
+        position, end = self.at, self.ready - BLOCK + 1
         places: list[int] = []
         headers: list[bytes] = []
         try:
@@ -228,7 +243,7 @@ class Walk:
     def _dense(self) -> Batch | None:
         """The same for small members: read the size field of every block that looks like a header."""
         first = self.at // BLOCK
-        window = self.rows[first : first + self.window]
+        window = self.rows[first : min(first + self.window, self.ready // BLOCK)]
         candidates = np.flatnonzero(window[:, 257] == 117)  # the u of "ustar"
         if not len(candidates) or candidates[0] != 0:
             self.window = _SMALLEST_WINDOW
@@ -295,6 +310,7 @@ class Walk:
             if following != 48 or sizes[row] > _LONGEST_RECORD:
                 return row, longer
             start = int(bodies[row])
+            self._wait_for(start, start + int(sizes[row]))
             data = self.buffer[start : start + int(sizes[row])]
             if kind == 76:  # L
                 longer.append((row + 1, data.split(b"\0", 1)[0]))
@@ -387,6 +403,7 @@ class Walk:
             )
         if body + size > self.size:
             raise TruncatedTar(f"{self._where()}: an extension record of {size} bytes is cut short")
+        self._wait_for(body, body + size)
         data = self.buffer[body : body + size]
         pending = self.pending
         if pending.start is None and kind != b"g":

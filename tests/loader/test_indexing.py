@@ -253,8 +253,15 @@ def test_a_tar_without_end_blocks(tar: str) -> None:
 
 def test_a_buffer_at_hand_is_used(tar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "tar_buffer", None)
+    monkeypatch.setattr(indexing, "build_remote", None)
     assert outcome(tar, buffer=TAR) == "built"
-    monkeypatch.setattr(storage, "stat", None)
+    look_up = storage.stat
+
+    def stat(address: str, *more: Any) -> storage.Stat:
+        assert address != tar
+        return look_up(address, *more)
+
+    monkeypatch.setattr(storage, "stat", stat)
     assert outcome(tar, buffer=TAR) == "fresh"
     assert outcome(tar, buffer=OTHER) == "built"
 

@@ -346,7 +346,10 @@ def test_bytes_after_the_end_are_counted(rest: bytes, count: int) -> None:
     found, _, end = walked(data + rest)
     assert [name for name, _, _ in found] == ["a.jpg"]
     assert end == 2 * BLOCK
-    assert tar.trailing_bytes(data + rest, end) == count
+    data += rest
+    for piece in (len(data), 1 << 20, 1000):
+        pieces = ((at, data[at : at + piece]) for at in range(end, len(data), piece))
+        assert tar.trailing_bytes(pieces, end) == count
 
 
 # -- what is broken
