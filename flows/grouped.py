@@ -14,6 +14,7 @@ from prefect.states import Failed
 
 from flows import lifeline
 from flows.blocks import storage_options
+from flows.flow_log import leave_out_traceback
 from flows.jobs import perform
 from flows.progress_artifact import ProgressArtifact
 from loader.workers import Workers
@@ -122,4 +123,5 @@ def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
         get_run_logger().warning("the report could not be stored with Prefect: %s", error)
     if report.ok:
         return report
+    leave_out_traceback()
     return Failed(message=report.message(), data=report)

@@ -1,4 +1,4 @@
-"""The four jobs by name: parameters in, a report out, whoever does the work. No Prefect in here.
+"""The five jobs by name: parameters in, a report out, whoever does the work. No Prefect in here.
 
 This is where a flow, `--direct` and a test meet, so that they can't differ.
 """
@@ -111,9 +111,17 @@ def _warmup(values: dict[str, Any], run: Run, options: Options) -> Steps:
     )
 
 
+def _verify(values: dict[str, Any], run: Run, options: Options) -> Steps:
+    require_end = not values.pop("no_end_ok", False)
+    return steps.verify(
+        values.pop("dataset"), run, require_end=require_end, storage_options=options, **values
+    )
+
+
 _JOBS: dict[str, Callable[[dict[str, Any], Run, Options], Steps]] = {
     "prepare": _prepare,
     "pack": _pack,
     "gen-meta": _gen_meta,
     "warmup": _warmup,
+    "verify": _verify,
 }

@@ -33,7 +33,8 @@ UNSET: dict[str, Any] = {
     "max_samples": 0,
     "max_bytes": 0,
 }
-_USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False}
+_FIRST = ("source", "output", "image_root", "max_samples", "n_jobs", "on_error", "max_bad_fraction", "mode")
+_USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False, "deep": False, "repair": False}
 _RUN = {"runner": "local"}
 _POSITIONAL = ("config", "dataset", "patterns")
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
@@ -67,8 +68,12 @@ RUN_OPTIONS: dict[str, tuple[Any, str, str]] = {
 
 
 def packing_fields() -> list[packing.Field]:
-    """The fields of a packing job that a form may hold: all but the storage options, which may hold secrets."""
-    return [field for field in packing.fields() if field.name in UNSET]
+    """The fields of a packing job that a form may hold: all but the storage options, which may hold secrets.
+
+    What most people fill in comes first.
+    """
+    fields = [field for field in packing.fields() if field.name in UNSET]
+    return sorted(fields, key=lambda field: _FIRST.index(field.name) if field.name in _FIRST else len(_FIRST))
 
 
 def packing_form(function: Function) -> Function:

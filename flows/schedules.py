@@ -26,7 +26,7 @@ from loader import storage
 from loader.errors import BadConfig
 
 FILE = "configs/schedules.yaml"  # where it is looked for, if nobody says another
-FLOWS = ("warmup", "gen-meta", "prepare", "pack")
+FLOWS = ("prepare", "pack", "gen-meta", "warmup", "verify")
 _FIELDS = ("flow", "parameters", "cron", "timezone", "after", "overlap", "active")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _RESERVED = "form"

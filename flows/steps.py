@@ -13,6 +13,7 @@ from typing import Any
 from flows.indexing import gen_meta_step, warmup_step
 from flows.packing import pack_step, redact_of
 from flows.report import StepReport
+from flows.verifying import verify_step
 from loader import storage
 from loader.errors import ShardflowError
 from loader.gen_meta import TarReport
@@ -78,6 +79,26 @@ def warmup(
         return (warmup_step(targets, run, n_jobs, (index_root or None, grouping, require_end)),)
 
     return _caught("warmup", lambda text: redactor(*names)(text), body)
+
+
+def verify(
+    path: str,
+    run: Run,
+    *,
+    deep: bool = False,
+    repair: bool = False,
+    n_jobs: int = 0,
+    index_root: str = "",
+    require_end: bool = True,
+    storage_options: StorageOptions | None = None,
+) -> tuple[StepReport, ...]:
+    """Every tar of a dataset against what stands beside it."""
+
+    def body() -> tuple[StepReport, ...]:
+        root, where = storage.normalise(path), index_root or None
+        return (verify_step(root, run, n_jobs, storage_options, deep, repair, where, require_end),)
+
+    return _caught("verify", redactor(storage_options), body)
 
 
 def _prepare(config: PackConfig, run: Run) -> tuple[StepReport, ...]:

@@ -6,9 +6,11 @@ touches a tar.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from loader import storage
 from loader.errors import BadMeta, ShardflowError
@@ -28,6 +30,15 @@ NAME = "shardflow verify"
 _SHOWN = 40  # problems that a command lists
 
 OnDone = Callable[[Found], None]
+
+
+class Doer(Protocol):
+    """Whoever calls a function for each item, as `loader.workers.Workers.run_all` does."""
+
+    def run_all(
+        self, function: Callable[..., Any], items: Sequence[Any], *arguments: Any
+    ) -> Iterator[tuple[Any, Any]]:
+        """Pairs of an item and what came of it, in any order; an exception is a result."""
 
 
 @dataclass
@@ -61,8 +72,9 @@ def verify(
     require_end: bool = True,
     on_start: Callable[[int], None] = lambda tars: None,
     on_done: OnDone = lambda found: None,
+    doer: Doer | None = None,
 ) -> Verdict:
-    """Look at a dataset's folder, or at one tar, on at most `n_jobs` processes (0: all cores).
+    """Look at a dataset's folder, or at one tar, on at most `n_jobs` processes (0: all cores), or by way of `doer`.
 
     `deep`: decode every member as well. `repair`: write anew what is wrong beside the tars. `on_start` is told how
     many tars there are, `on_done` what each has come to. What is wrong with data is in the verdict; FileNotFoundError
@@ -81,7 +93,7 @@ def verify(
     sidecars: dict[str, SidecarState] = {}
     asked = [Tar(tar, (expected or {}).get(storage.relative(tar, root))) for tar in tars]
     on_start(len(asked))
-    with Pool(processes(n_jobs, len(asked))) as pool:
+    with contextlib.nullcontext(doer) if doer else Pool(processes(n_jobs, len(asked))) as pool:
         for tar, outcome in pool.run_all(verify_tar, asked, how):
             found = _settled(tar, outcome, root)
             verdict.problems += found.problems
@@ -114,7 +126,7 @@ def _expected(root: str, options: StorageOptions | None) -> tuple[dict[str, Shar
         return None, [Problem("meta.json", "meta", reason(error, meta_address(root)))]
 
 
-def _of_sidecars(verdict: Verdict, states: dict[str, SidecarState], how: How, pool: Pool) -> list[Problem]:
+def _of_sidecars(verdict: Verdict, states: dict[str, SidecarState], how: How, pool: Doer) -> list[Problem]:
     """What is wrong with sidecars, each by itself and beside the others; repaired where that is asked for."""
     if not any(state.ours for state in states.values()):
         return []

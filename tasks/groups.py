@@ -100,7 +100,13 @@ def warmup_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     return _attempt(group, shift)
 
 
-TASKS = {"pack": pack_group, "gen_meta": gen_meta_group, "warmup": warmup_group}
+@task(name="verify", tags=["shardflow", "verify"], **_POLICY)
+def verify_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
+    """Compare a group of tars with what stands beside them."""
+    return _attempt(group, shift)
+
+
+TASKS = {"pack": pack_group, "gen_meta": gen_meta_group, "warmup": warmup_group, "verify": verify_group}
 
 
 def _attempt(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:

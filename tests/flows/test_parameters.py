@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from running import SECRET
 
 from flows import cli
-from flows.parameters import UNSET, command_line, packing_fields, resolve, run_name
+from flows.parameters import RUN_OPTIONS, UNSET, command_line, packing_fields, resolve, run_name
 from loader.errors import BadConfig
 from tasks.config import PackConfig
 
@@ -24,7 +24,7 @@ def test_the_forms_of_packing_have_every_field_but_secrets(name: str) -> None:
 
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     defaults = {n: p.default for n, p in inspect.signature(flow.fn).parameters.items()}
-    running = {"runner": "local", "dask_address": "", "storage_block": ""}
+    running = {name: default for name, (_, default, _) in RUN_OPTIONS.items()}
     assert defaults == {"config": "", **UNSET, **running}
     assert set(UNSET) == {field.name for field in fields(PackConfig)} - {
         "storage_options",
