@@ -60,6 +60,7 @@ def gen_meta_one(
     index_root: str | None = None,
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
 ) -> TarReport:
     """Index one tar under `root` if need be, and say what it holds. BadTar, BadIndex or OSError if it can't be."""
     index, state = obtain_index(
@@ -69,6 +70,7 @@ def gen_meta_one(
         checksum=True,
         grouping=grouping,
         require_end=require_end,
+        save_bytes=save_bytes,
     )
     return describe(storage.relative(address, root), index, state)
 
@@ -155,18 +157,20 @@ def gen_meta(
     index_root: str | None = None,
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     tars: Sequence[str] | None = None,
     on_done: Callable[[TarReport | None], None] = lambda report: None,
 ) -> Outcome:
     """Index all tars under `root` and write its meta.json, on at most `n_jobs` processes (0: one a core).
 
-    `tars`: their addresses, where they are known. `on_done` is called after each tar, with None for a failed one.
+    `save_bytes`: of tars in a store, read little more than the headers; their checksums stay unknown. `tars`: their
+    addresses, where they are known. `on_done` is called after each tar, with None for a failed one.
     A bad tar is a failure in the outcome, not an exception; FileNotFoundError if there are no tars at all.
     """
     root = storage.normalise(root)
     tars = list_tars(root, storage_options) if tars is None else tars
     outcome = Outcome(root, meta_address(meta_save_path or root))
-    arguments = (root, storage_options, index_root, grouping, require_end)
+    arguments = (root, storage_options, index_root, grouping, require_end, save_bytes)
     with Pool(processes(n_jobs, len(tars))) as pool:
         for address, result in pool.run_all(gen_meta_one, tars, *arguments):
             path = storage.relative(address, root)
@@ -239,6 +243,7 @@ def _run(options: argparse.Namespace) -> int:
             index_root=options.index_root,
             grouping=options.grouping,
             require_end=not options.no_end_ok,
+            save_bytes=options.save_bytes,
             tars=tars,
             on_done=on_done,
         )
@@ -321,6 +326,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_end_ok", "--no-end-ok", action="store_true",
         help="accept tars without the zero blocks at their end, which may have been cut short",
+    )  # fmt: skip
+    parser.add_argument(
+        "--save_bytes", "--save-bytes", action="store_true",
+        help="of tars in a store, read little more than the headers: slow where members are small, and without checksums",
     )  # fmt: skip
 
 

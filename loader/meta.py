@@ -1,7 +1,7 @@
 """meta.json and meta_stats.json: what a dataset holds, in two small files that training trusts.
 
 ``meta.json`` is ``{relative tar path: {num_samples, size, checksum, ...}}``, one line a shard, sorted by
-path: `size` in bytes, `checksum` the adler32 of the whole file as an integer. Keys beyond these three are
+path: `size` in bytes, `checksum` the adler32 of the whole file as an integer, or null where nobody has read it. Keys beyond these three are
 kept (`ShardMeta.extra`) and written back. ``meta_stats.json`` holds the totals. The bytes follow from the
 content alone, so equal tars give equal files, wherever the dataset lies.
 
@@ -32,11 +32,11 @@ _SHOWN = 80  # characters of a wrong value in a message
 
 @dataclass(frozen=True, slots=True)
 class ShardMeta:
-    """One tar: samples, bytes, adler32 of the whole file; `extra` is what other tools add, as JSON values."""
+    """One tar: samples, bytes, adler32 of the whole file where it is known; `extra` is what other tools add, as JSON values."""
 
     num_samples: int
     size: int
-    checksum: int
+    checksum: int | None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -189,6 +189,8 @@ def _entry(entry: Any, path: str, file: str) -> ShardMeta:
     for key, limit in _LIMITS.items():
         value = entry.get(key)
         if type(value) is not int or not 0 <= value < limit:  # bool is an int, but no number here
+            if value is None and key == "checksum" and key in entry:
+                continue
             found = f"is {_shown(value)}" if key in entry else "is missing"
             _refuse(file, f"{_shown(path)}: {key} {found}", f"a whole number from 0 to {limit - 1}")
     extra = {} if len(entry) == len(_LIMITS) else {k: v for k, v in entry.items() if k not in _LIMITS}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,8 @@ from typing import Any, BinaryIO, cast
 from loader import addresses, retrying, stores
 from loader.errors import BadAddress, StoreError, WriteConflict
 from loader.stores import StorageOptions
+
+logger = logging.getLogger(__name__)
 
 _UPLOAD_PART = 16 << 20  # bytes a part: 10,000 parts reach 160 GB, memory stays at about three parts
 _ABANDONED = 24 * 3600.0  # seconds after which nobody is taken to be still uploading
@@ -288,15 +291,14 @@ def _changed(address: str) -> WriteConflict:
 # -- what killed writers left
 
 
-def sweep(root: str, older_than: float = 0.0, storage_options: StorageOptions | None = None) -> list[str]:
-    """Remove what killed writers left under `root`; returns the removed paths, or addresses of uploads.
+def sweep(root: str, older_than: float = 0.0) -> list[str]:
+    """Remove what killed writers left under a local `root`; returns the removed paths.
 
-    Only call it on a local folder while no other writer can be at work there (see `tasks.pack`, which holds a lock), or
-    leave what was written to in the last `older_than` seconds alone. Who else writes into a bucket can't be known:
-    uploads go once they are a day old.
+    Only call it while no other writer can be at work there (see `tasks.pack`, which holds a lock), or leave what
+    was written to in the last `older_than` seconds alone.
     """
     if not addresses.is_local(root):
-        return sweep_uploads(root, storage_options, max(older_than, _ABANDONED))
+        return []
     removed = []
     for folder, _, files in os.walk(addresses.local_path(root)):
         for file in files:
@@ -313,13 +315,24 @@ def sweep_uploads(
 ) -> list[str]:
     """Abort the uploads under `root` that were begun more than `older_than` seconds ago; returns their addresses.
 
-    Their parts are stored, and paid for, though nobody sees them. Only S3 lists them; others drop them by themselves.
+    Killed writers leave them: parts that are stored, and paid for, though nobody sees them. Who else is writing there
+    can't be known: hence a day. Only S3 lists them; others drop them by themselves.
     """
     if addresses.protocol(root) not in stores.S3:
         return []
     fs, path = stores.filesystem(root, storage_options)
     bucket, key, _ = fs.split_path(path.rstrip("/") + "/")
-    found = _uploads(fs, bucket, key)
+    try:
+        found = retrying.call(
+            "listing uploads",
+            root,
+            storage_options,
+            lambda: _uploads(fs, bucket, key),
+            lambda: stores.renew(root, storage_options),
+        )
+    except OSError as error:
+        logger.info("%s: unfinished uploads can't be looked for (%s)", root, error)
+        return []
     now, removed = datetime.now(timezone.utc), []
     for upload in found:
         if (now - upload["Initiated"]).total_seconds() < older_than:

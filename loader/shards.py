@@ -232,6 +232,6 @@ def _by_address(part: str, options: StorageOptions | None, index_root: str | Non
     groups: dict[str, dict[str, ShardMeta]] = {}
     for tar in storage.expand(part, ".tar", options):
         index, _ = ensure_index(tar, options, index_root=index_root, checksum=False)
-        found = ShardMeta(index.num_samples, index.tar_size, index.checksum or 0)
+        found = ShardMeta(index.num_samples, index.tar_size, index.checksum)
         groups.setdefault(storage.parent(tar), {})[storage.name(tar)] = found
     return [(("", root, options), shards) for root, shards in groups.items()]

@@ -173,7 +173,7 @@ def _dataset_page(address: str, limit: int, storage_options: StorageOptions | No
         ("size", human_size(sum(shard.size for shard in shards.values()))),
     ]
     listed = [
-        (path, shard.num_samples, human_size(shard.size), str(shard.checksum),
+        (path, shard.num_samples, human_size(shard.size), str("not known" if shard.checksum is None else shard.checksum),
          _shard_state(storage.join(root, path), shard, storage_options))
         for path, shard in itertools.islice(shards.items(), limit)
     ]  # fmt: skip

@@ -57,7 +57,11 @@ class Outcome:
 
 
 def warmup_one(
-    target: Target, index_root: str | None = None, grouping: str = "auto", require_end: bool = True
+    target: Target,
+    index_root: str | None = None,
+    grouping: str = "auto",
+    require_end: bool = True,
+    save_bytes: bool = False,
 ) -> WarmReport:
     """Make sure that one tar has a fresh index. BadTar, BadIndex, BadMeta or OSError if it can't be had."""
     index, state = obtain_index(
@@ -67,6 +71,7 @@ def warmup_one(
         checksum=not storage.is_local(target.address),
         grouping=grouping,
         require_end=require_end,
+        save_bytes=save_bytes,
     )
     if state == "unsaved":
         raise PermissionError(f"{index.where} can't be written: keep indexes elsewhere with --index_root")
@@ -143,17 +148,20 @@ def warmup(
     index_root: str | None = None,
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     on_done: Callable[[WarmReport | None], None] = lambda report: None,
 ) -> Outcome:
     """See to the indexes of all targets, on at most `n_jobs` processes (0: one a core).
 
-    A bad tar is a failure in the outcome, not an exception. `on_done` is called after each, with None for a bad
-    one.
+    A bad tar is a failure in the outcome, not an exception. `save_bytes`: see `gen_meta`. `on_done` is called after
+    each, with None for a bad one.
     """
     outcome = Outcome()
     redact = redactor(*{id(target.storage_options): target.storage_options for target in targets}.values())
     with Pool(processes(n_jobs, len(targets))) as pool:
-        for target, result in pool.run_all(warmup_one, targets, index_root, grouping, require_end):
+        for target, result in pool.run_all(
+            warmup_one, targets, index_root, grouping, require_end, save_bytes
+        ):
             if isinstance(result, Exception):
                 outcome.failures[target.address] = redact(reason(result, target.address))
                 on_done(None)
@@ -188,6 +196,7 @@ def _run(options: argparse.Namespace) -> int:
             index_root=options.index_root,
             grouping=options.grouping,
             require_end=not options.no_end_ok,
+            save_bytes=options.save_bytes,
             on_done=lambda report: shown.advance(failed=report is None),
         )
     show_outcome(outcome, time.monotonic() - began)
