@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from loader.captions import Captions
 from loader.contents import Contents, Histogram, caption_length
@@ -15,7 +15,11 @@ from loader.index import Index
 from loader.sample import split_number
 from loader.tar import Buffer
 
+Data: TypeAlias = "bytes | memoryview"
+Member: TypeAlias = tuple[str, str, Data]
+
 _HEAD = 4096  # bytes of a picture that are looked at first
+_CAPTIONS = Captions()
 FORMATS = {".jpg": "jpeg"}  # others are called as their extension is
 
 
@@ -69,22 +73,27 @@ def picture_size(read: Callable[[int, int], bytes], start: int, end: int) -> tup
 
 def sample_facts(index: Index, buffer: Buffer, digests: bool) -> Iterator[SampleFacts]:
     """Of every sample of a tar, in order; `digests`: with the SHA-256 of each picture, for which all is read."""
-    captions = Captions()
-    kinds = [(extension, is_picture(extension)) for extension in index.extensions]
     with memoryview(buffer) as view:
         for number in range(index.num_samples):
-            texts: dict[str, Any] = {}
-            pictures = []
-            for member in index.members(number):
-                extension, picture = kinds[index.extension[member]]
-                start, end = index.span(member)
-                if picture:
-                    pictures.append(_picture(index.member_name(member), view, start, end, digests))
-                elif extension in (".json", ".txt"):
-                    _add_text(texts, extension, bytes(view[start:end]))
-            yield SampleFacts(
-                index.key(number), texts.get(".json"), _caption(captions, texts), tuple(pictures)
-            )
+            members = [
+                (index.member_name(member), index.member_extension(member), view[slice(*index.span(member))])
+                for member in index.members(number)
+            ]
+            yield facts_of(index.key(number), members, digests)
+            for _, _, part in members:
+                part.release()
+
+
+def facts_of(key: str, members: Iterable[Member], digests: bool) -> SampleFacts:
+    """Of one sample, from its members: name, extension in lower case, bytes."""
+    texts: dict[str, Any] = {}
+    pictures = []
+    for name, extension, data in members:
+        if is_picture(extension):
+            pictures.append(_picture(name, data, digests))
+        elif extension in (".json", ".txt"):
+            _add_text(texts, extension, bytes(data))
+    return SampleFacts(key, texts.get(".json"), _caption(texts), tuple(pictures))
 
 
 def _add_text(texts: dict[str, Any], extension: str, data: bytes) -> None:
@@ -103,25 +112,25 @@ def _add_text(texts: dict[str, Any], extension: str, data: bytes) -> None:
         texts[extension] = [texts[extension], value]
 
 
-def _caption(captions: Captions, texts: dict[str, Any]) -> str | None:
+def _caption(texts: dict[str, Any]) -> str | None:
     readable = {name: value for name, value in texts.items() if value is not UNREADABLE}
     try:
-        return next((text for _, text in captions.texts(readable)), None)
+        return next((text for _, text in _CAPTIONS.texts(readable)), None)
     except BadSample:  # something else than text stands there
         return None
 
 
-def _picture(name: str, view: memoryview, start: int, end: int, digests: bool) -> PictureFacts:
+def _picture(name: str, data: Data, digests: bool) -> PictureFacts:
     from loader.images import image_extension
 
-    digest = hashlib.sha256(view[start:end]).hexdigest() if digests else None
-    extension = image_extension(bytes(view[start : min(end, start + _HEAD)]))
+    digest = hashlib.sha256(data).hexdigest() if digests else None
+    extension = image_extension(bytes(data[:_HEAD]))
     kind = FORMATS.get(extension, extension[1:]) if extension else None
     try:
-        height, width = picture_size(lambda start, end: bytes(view[start:end]), start, end)
+        height, width = picture_size(lambda start, end: bytes(data[start:end]), 0, len(data))
     except BadSample:
-        return PictureFacts(name, None, None, None, kind, end - start, digest)
-    return PictureFacts(name, None, width, height, kind, end - start, digest)
+        return PictureFacts(name, None, None, None, kind, len(data), digest)
+    return PictureFacts(name, None, width, height, kind, len(data), digest)
 
 
 def contents_of(samples: Iterable[SampleFacts]) -> Contents:

@@ -236,6 +236,15 @@ def about(form: pyarrow.Schema, where: str) -> About | None:
     return found
 
 
+def is_about(tar: str, wanted: About, storage_options: StorageOptions | None = None) -> bool:
+    """Whether a tar has a sidecar that is about this state of it."""
+    try:
+        with open_sidecar(tar, storage_options) as file:
+            return about(file.schema_arrow, tar) == wanted
+    except (BadSidecar, FileNotFoundError):
+        return False
+
+
 def is_ours(address: str, storage_options: StorageOptions | None = None) -> bool:
     """Whether the Parquet file at that address is a sidecar of this format, of whatever state."""
     try:

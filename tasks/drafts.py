@@ -15,7 +15,7 @@ from tasks.recipes import Record
 from tasks.sources.base import field_of
 
 # Raise it whenever equal inputs give other bytes than before: shards made before are then redone.
-PACK_VERSION = 1
+PACK_VERSION = 2
 # What else decides about bytes, where it is set: with the usual values, shards of before stay as they are.
 _ALSO = ("image_names", "columns", "keys", "duplicates", "split_column")
 
@@ -115,6 +115,7 @@ class Inputs:
             config.image_root,
             hashlib.blake2b(recipes.source_bytes(recipe), digest_size=16).hexdigest(),
             *_also(config),
+            *(["sidecar"] if config.sidecar else []),
         ]
         self._hash.update(json.dumps(settings).encode())
         self._source = ""
@@ -144,6 +145,8 @@ def _also(config: PackConfig) -> list[Any]:
         value = getattr(config, name)
         if value != PackConfig.__dataclass_fields__[name].default:
             found.append(value if name == "image_names" else [name, value])
+    if images := config.images().signature():
+        found.append(["images", images])
     return found
 
 

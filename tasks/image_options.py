@@ -5,6 +5,7 @@ In YAML they may stand together, without their first word: ``images: {format: we
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
@@ -101,6 +102,11 @@ class ImageOptions:
             if not low <= value <= high:
                 raise BadConfig(f"{PREFIX}{name} is {value}: expected a number from {low:,} to {high:,}")
         return found
+
+    @functools.cached_property
+    def keep_all(self) -> bool:
+        """Whether JPEG, PNG and WebP are stored as they are, looked at by their headers, and never left out for a size."""
+        return not self.signature().keys() - {"convert", "quality", "resize_filter"}
 
     def signature(self) -> dict[str, Any]:
         """What differs from the defaults: part of what stored bytes follow from."""

@@ -48,6 +48,8 @@ def store(data: bytes, options: ImageOptions) -> Stored:
         return _convert(data, options)
     picture = identify(data, whole=options.verify != "none")
     width, height = picture.seen
+    if options.keep_all and width * height <= options.max_pixels:
+        return Stored(data, picture.extension, width, height, AS_IS)
     _check_size(width, height, options)
     scaled = fit(width, height, options)
     turned = picture.orientation != 1 and options.orientation == "apply"

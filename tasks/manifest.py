@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loader import storage
@@ -24,7 +24,7 @@ _NAME = re.compile(r"slot-(\d{6})\.json")
 class BadRow:
     """A row that was left out: where it is, which key it would have had, at which stage it failed, and why.
 
-    `number` counts over all sources from 0, `row` in `source` from 1. Stages: parse, recipe, read, picture.
+    `number` counts over all sources from 0, `row` in `source` from 1. Stages: parse, split, recipe, read, picture, write.
     """
 
     number: int
@@ -40,9 +40,16 @@ class BadRow:
 
 @dataclass(frozen=True)
 class PackedShard(ShardInfo):
-    """What meta.json and meta_stats.json say of a shard; `extensions` counts its members."""
+    """What meta.json and meta_stats.json say of a shard; `extensions` counts its members, `bytes` theirs.
+
+    `contents`: what its samples hold, as `loader.contents` counts it, and `outcomes` of its pictures. `columns` of its
+    sidecar, None where it has none.
+    """
 
     extensions: dict[str, int]
+    bytes: dict[str, int] = field(default_factory=dict)
+    contents: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class Manifest:
     """`inputs` is a digest of all that the shards were made from. `shards` may be empty, where no row was good.
 
     `filtered` rows were left out by the recipe, `dropped` ones (by number) because they are in another place already.
+    `outcomes`: what was done to pictures, with the rows (first, last) that it was done to, where they weren't stored as
+    they are.
     """
 
     slot: int
@@ -71,6 +80,7 @@ class Manifest:
     filtered: int = 0
     seen: tuple[Seen, ...] = ()
     dropped: tuple[int, ...] = ()
+    outcomes: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         left_out = len(self.bad) + self.filtered + len(self.dropped)
@@ -86,7 +96,7 @@ def address(output: str, slot: int) -> str:
 def store(manifest: Manifest, output: str, storage_options: StorageOptions | None = None) -> None:
     """Publish it: from here on the slot is done."""
     value = {"version": VERSION, **asdict(manifest)}
-    for name in ("filtered", "seen", "dropped"):
+    for name in ("filtered", "seen", "dropped", "outcomes"):
         if not value[name]:
             del value[name]
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from loader import meta, storage
-from loader.gen_meta import TarReport, gen_meta_one, save_meta
+from loader.contents import Contents
+from loader.gen_meta import gen_meta_one, save_meta
+from loader.sidecar import conform
+from loader.sidecar_columns import union
+from loader.tar_report import TarReport
 from tasks import manifest
 from tasks.claim import Claim, metas
 from tasks.config import PackConfig
-from tasks.manifest import Manifest, PackedShard
+from tasks.manifest import BadRow, Manifest, PackedShard
+from tasks.reasons import by_reason
 from tasks.source_options import shard_pattern
 
+_AT_ONCE = 8  # sidecars that are looked at together
 _FILES = re.compile(r"(?s)(.*)(\.tar|\.tar\.index|\.parquet)")
 
 
@@ -20,7 +28,15 @@ def tar_report(shard: PackedShard, root: str) -> TarReport:
     """As gen_meta would find it in the folder `root` of the output, so that it has nothing to add."""
     path = shard.path.removeprefix(f"{root}/") if root else shard.path
     return TarReport(
-        path, shard.num_samples, shard.size, shard.checksum, "fresh", shard.extensions, skipped={}
+        path,
+        shard.num_samples,
+        shard.size,
+        shard.checksum,
+        "fresh",
+        shard.extensions,
+        skipped={},
+        bytes=shard.bytes,
+        contents=Contents.from_value(shard.contents) if shard.contents else None,
     )
 
 
@@ -32,12 +48,35 @@ def earlier(config: PackConfig, claimed: Claim) -> Iterator[Manifest]:
             yield found
 
 
+def split_of(found: Manifest) -> str:
+    """The split that a slot of an earlier job belongs to, as its shards tell."""
+    return found.shards[0].path.rpartition("/")[0] if found.shards else ""
+
+
+def unify_sidecars(config: PackConfig, shards: Iterable[PackedShard]) -> None:
+    """Give all sidecars in the output the same columns."""
+    own = [shard for shard in shards if shard.columns is not None]
+    if not own:
+        return
+    columns = union(shard.columns or {} for shard in own)
+
+    def one(shard: PackedShard) -> None:
+        conform(storage.join(config.output, shard.path), columns, config.storage_options)
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        list(threads.map(one, own))
+
+
 def describe(
-    config: PackConfig, claimed: Claim, splits: Iterable[str], shards: list[PackedShard]
+    config: PackConfig,
+    claimed: Claim,
+    splits: Iterable[str],
+    shards: list[PackedShard],
+    bad: Mapping[str, list[BadRow]],
 ) -> set[str]:
     """meta.json and meta_stats.json of each dataset in the output, in one step each; returns the shards that they name.
 
-    What was there before, and was appended to, stays in them.
+    What was there before, and was appended to, stays in them. `bad`: the rows that were left out, by split.
     """
     options = config.storage_options
     named: set[str] = set()
@@ -49,9 +88,23 @@ def describe(
         reports = {report.path: report for report in (tar_report(shard, folder) for shard in own)}
         if root in old:
             reports |= _foreign(root, folder, config, claimed, reports)
-        save_meta(root, [reports[path] for path in sorted(reports)], storage_options=options)
+        stats = {"outcomes": _outcomes(own), "skipped_rows": _reasons(bad.get(folder, []))}
+        save_meta(root, [reports[path] for path in sorted(reports)], None, options, stats)
         named |= {f"{folder}/{path}" if folder else path for path in reports}
     return named
+
+
+def _outcomes(shards: Iterable[PackedShard]) -> dict[str, int]:
+    """What was done to how many pictures."""
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard.contents.get("outcomes", {}))
+    return dict(sorted(counts.items()))
+
+
+def _reasons(bad: Iterable[BadRow]) -> dict[str, int]:
+    """How many rows were left out for which kind of reason."""
+    return {reason.kind: reason.rows for reason in by_reason(bad)}
 
 
 def _foreign(

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
 from loader.pool import Pool, processes
+from loader.sidecar import parquet
 from tasks import duplicates, manifest, outputs, source
 from tasks.claim import Claim, before, claim
 from tasks.config import PackConfig
@@ -99,6 +100,8 @@ class PackSummary:
 def plan(config: PackConfig) -> Plan:
     """Read the sources once and divide their rows. BadConfig for what can't be packed at all."""
     config.find_recipe()
+    if config.sidecar:
+        parquet()  # BadConfig where it isn't installed
     claimed = before(config)
     return Plan(config, tuple(source.plan_slots(config, claimed.slots, claimed.rows)), claimed)
 
@@ -119,6 +122,7 @@ def prepare_output(config: PackConfig) -> None:
     """
     claim(config)
     storage.sweep(config.output)
+    storage.sweep_uploads(config.output, config.storage_options)
 
 
 def pack_group(
@@ -198,7 +202,12 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
     doubles = duplicates.write(config, lambda: manifests)
     shards = [shard for found in manifests for shard in found.shards]
     everything = [*(shard for found in older for shard in found.shards), *shards]
-    named = outputs.describe(config, job.claimed, {slot.split for slot in job.slots} or {""}, everything)
+    outputs.unify_sidecars(config, everything)
+    splits = {slot.index: slot.split for slot in job.slots}
+    by_split: dict[str, list[BadRow]] = {}
+    for found in [*older, *manifests]:
+        by_split.setdefault(splits.get(found.slot, outputs.split_of(found)), []).extend(found.bad)
+    named = outputs.describe(config, job.claimed, set(splits.values()) or {""}, everything, by_split)
     outputs.remove_leftovers(config, job.claimed, named, job.claimed.slots + len(job.slots))
     spool.clear(config)
     storage.sweep(config.output)

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from loader import indexing, meta, storage
 from loader.errors import BadConfig, BadSample, ShardflowError
+from loader.registry import redactor
+from loader.sample_facts import is_picture
+from loader.sidecar import About, is_about, sidecar_path
 from loader.tar import BLOCK
-from loader.writer import Members, Shard
+from loader.writer import Members, Shard, ShardInfo
 from tasks import fetch, manifest, recipes, source, source_options
 from tasks.config import PackConfig
 from tasks.drafts import Draft, Inputs, drafts, name_digest
 from tasks.duplicates import digest_of
+from tasks.images import AS_IS, store
 from tasks.manifest import BadRow, Manifest, PackedShard, Seen
-from tasks.pictures import identify
+from tasks.notes import READY, Note, ShardNotes
 
 _AT_ONCE = 32  # rows whose remote pictures are read together
 _MOST_PARTS = 1000
@@ -92,6 +95,8 @@ def _withdraw(slot: source.Slot, config: PackConfig, done: Manifest | None) -> N
         root = storage.join(config.output, slot.split) if slot.split else config.output
         storage.remove(meta.meta_address(root), options)
         storage.remove(meta.stats_address(root), options)
+    for name in names if done else ():
+        storage.remove(storage.join(config.output, sidecar_path(name)), options)
     storage.remove(manifest.address(config.output, slot.index), options)
 
 
@@ -108,7 +113,7 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
                 f"{_MOST_PARTS:,} files of that size; raise it, or lower max_samples"
             )
         path = shard_name(slot, config, digest, len(shards))
-        extensions: Counter[str] = Counter()
+        notes = ShardNotes(config.sidecar)
         shard = Shard(storage.join(config.output, path), config.storage_options)
         with contextlib.suppress(_Empty), shard:
             while sample is not None and _fits(shard, sample[1], config.max_bytes):
@@ -117,14 +122,27 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
                 except ValueError as error:  # a key that is there already, or can't be read back
                     builder.refuse(str(error))
                 else:
-                    extensions.update([suffix[suffix.find(".") :] for suffix, _ in sample[1]])
+                    notes.add(*sample, builder.note)
                 sample = next(samples, None)
             if not shard.num_samples:
                 raise _Empty
         if shard.info is not None:
-            told = {**asdict(shard.info), "path": path}
-            shards.append(PackedShard(**told, extensions=dict(sorted(extensions.items()))))
+            if config.sidecar:
+                notes.write(
+                    shard.address, About(shard.info.size, shard.info.checksum), config.storage_options
+                )
+            shards.append(_packed(replace(shard.info, path=path), notes))
     return builder.manifest(shards)
+
+
+def _packed(info: ShardInfo, notes: ShardNotes) -> PackedShard:
+    return PackedShard(
+        **asdict(info),
+        extensions=dict(sorted(notes.extensions.items())),
+        bytes=dict(sorted(notes.bytes.items())),
+        contents=notes.contents(),
+        columns=notes.columns(),
+    )
 
 
 class _Empty(Exception):
@@ -173,6 +191,10 @@ class _Builder:
         self._seen: list[Seen] = []
         self._dropped: list[int] = []
         self._digests: set[str] = set()
+        self._images = config.images()
+        self._redact = redactor(config.storage_options, config.source_storage_options)
+        self._outcomes: dict[str, list[list[int]]] = {}
+        self.note = READY  # on the sample that came last
 
     def samples(self) -> Iterator[tuple[str, Members]]:
         """(key, members) of each good row."""
@@ -181,15 +203,19 @@ class _Builder:
             ready = fetch.read_remote(remote, self._config.options_for) if remote else {}
             for draft in batch:
                 self.inputs.row(draft.row)
-                members = draft.members
+                members, self.note = draft.members, READY
                 if draft.record is not None:
                     members = self._members(draft, draft.record, ready)
+                elif members and not self._images.keep_all:
+                    members = self._restored(draft, members)
                 elif draft.left_out:
                     self._filtered += 1
                 elif draft.stage:
                     self._note(draft, draft.stage, draft.reason)
                 if members and self._is_wanted(draft, members):
                     self._last = draft
+                    if self.note.outcomes:
+                        self._record(draft.row.number)
                     yield draft.key, members
 
     def refuse(self, reason: str) -> None:
@@ -198,6 +224,16 @@ class _Builder:
             if self._seen and self._seen[-1].number == self._last.row.number:
                 self._seen.pop()
             self._note(self._last, "write", reason)
+
+    def _record(self, number: int) -> None:
+        """What was done to the pictures of that row, if anything was."""
+        outcome = self.note.outcome
+        if outcome != AS_IS:
+            ranges = self._outcomes.setdefault(outcome, [])
+            if ranges and ranges[-1][1] == number - 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
 
     def manifest(self, shards: list[PackedShard]) -> Manifest:
         """What has become of the slot, after its last sample."""
@@ -210,6 +246,7 @@ class _Builder:
             self._filtered,
             tuple(self._seen),
             tuple(self._dropped),
+            dict(sorted(self._outcomes.items())),
         )
 
     def _is_wanted(self, draft: Draft, members: Members) -> bool:
@@ -230,7 +267,7 @@ class _Builder:
         self, draft: Draft, record: recipes.Record, ready: dict[str, bytes | BadSample]
     ) -> Members | None:
         """The sample's members, caption first; None, and a note, if any of it is bad."""
-        stage, seen = "recipe", 0
+        stage, seen, kept = "recipe", 0, []
         try:
             members = [(".json", recipes.document(record))]
             for number, (image, place) in enumerate(zip(record.images, draft.places, strict=True)):
@@ -239,10 +276,16 @@ class _Builder:
                 self.inputs.picture(stamp)
                 seen += 1
                 stage = "picture"
-                extension = identify(data).extension
-                members.append(
-                    (_number(number, len(record.images), self._config.image_names) + extension, data)
-                )
+                stored = store(data, self._images)
+                suffix = _number(number, len(record.images), self._config.image_names) + stored.extension
+                members.append((suffix, stored.data))
+                kept.append(stored)
+            self.note = Note(
+                record.caption,
+                [(stored.width, stored.height) for stored in kept],
+                draft.places,
+                [stored.outcome for stored in kept],
+            )
             return members
         except BadSample as error:
             for place in draft.places[seen:]:
@@ -253,9 +296,27 @@ class _Builder:
             self._note(draft, stage, reason)
             return None
 
+    def _restored(self, draft: Draft, members: Members) -> Members | None:
+        """The members of a ready sample with their pictures as the options want them; None, and a note, if one is bad."""
+        made, outcomes = [], []
+        for suffix, data in members:
+            if is_picture(suffix[suffix.find(".") :].lower()):
+                try:
+                    stored = store(data, self._images)
+                except BadSample as error:
+                    self._note(draft, "picture", f"{suffix}: {error}")
+                    return None
+                if stored.outcome != AS_IS:
+                    suffix = suffix[: suffix.rfind(".")] + stored.extension
+                data = stored.data
+                outcomes.append(stored.outcome)
+            made.append((suffix, data))
+        self.note = Note(outcomes=outcomes, ready=True)
+        return made
+
     def _note(self, draft: Draft, stage: str, reason: str) -> None:
         row = draft.row
-        bad = BadRow(row.number, row.source, row.row, draft.key, stage, reason)
+        bad = BadRow(row.number, row.source, row.row, draft.key, stage, self._redact(reason))
         if self._config.on_error == "raise":
             raise BadSample(str(bad))
         self.bad.append(bad)
@@ -291,7 +352,7 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
     Looks at sizes, headers, rows, and the size and time of each local picture. Remote pictures are taken to be
     as they were, but for those of rows that could not be read then, which are tried again.
     """
-    if slot.drop is not None and slot.drop != set(done.dropped):
+    if (slot.drop is not None and slot.drop != set(done.dropped)) or (config.retry_errors and done.bad):
         return False
     for shard in done.shards:
         address = storage.join(config.output, shard.path)
@@ -300,6 +361,10 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
         except (FileNotFoundError, ShardflowError):
             return False
         if index is None or (index.tar_size, index.checksum) != (shard.size, shard.checksum):
+            return False
+        if config.sidecar and not is_about(
+            address, About(shard.size, shard.checksum), config.storage_options
+        ):
             return False
     unread = {bad.number for bad in done.bad if bad.stage == "read"}
     inputs = Inputs(slot, config, recipe)

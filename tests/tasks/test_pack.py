@@ -377,7 +377,8 @@ def bad_rows(corpus: Path, encode: Encode) -> dict[str, tuple[Any, str, str]]:
     (img / "folder.jpg").mkdir()
     (img / "cut.jpg").write_bytes(encode("JPEG")[:-30])
     (img / "cut.png").write_bytes(encode("PNG")[:20])
-    (img / "moving.gif").write_bytes(encode("GIF"))
+    (img / "cut.gif").write_bytes(encode("GIF")[:200])
+    (img / "drawn.png").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (img / "page.jpg").write_text("<!DOCTYPE html><html>404 Not Found</html>")
     (img / "link.jpg").symlink_to(img / "nowhere.jpg")
     os.mkfifo(img / "pipe.jpg")
@@ -393,7 +394,8 @@ def bad_rows(corpus: Path, encode: Encode) -> dict[str, tuple[Any, str, str]]:
         "empty": (one("empty.jpg"), "picture", "img/empty.jpg: an empty file"),
         "cut": (one("cut.jpg"), "picture", "img/cut.jpg: a JPEG cut short"),
         "header": (one("cut.png"), "picture", "img/cut.png: cut short in its header: 20 bytes"),
-        "gif": (one("moving.gif"), "picture", "img/moving.gif: GIF: JPEG, PNG or WebP was expected"),
+        "cut as it is converted": (one("cut.gif"), "picture", "img/cut.gif: no readable picture, though it starts"),
+        "svg": (one("drawn.png"), "picture", "img/drawn.png: SVG: JPEG, PNG or WebP was expected"),
         "html": (one("page.jpg"), "picture", "img/page.jpg: an HTML page"),
         "second of two": (
             {"images": ["img/00.jpg", "img/gone.jpg"], "caption": "<image_0><image_1>"}, "read", "img/gone.jpg"),
