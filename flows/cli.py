@@ -345,8 +345,6 @@ def _share(text: str) -> float:
 
 _TYPES = {
     "n_jobs": not_negative,
-    "max_samples": _positive,
-    "max_bytes": _positive,
     "max_bad_fraction": _share,
 }
 _TYPES_BY_KIND = {"int": not_negative, "float": _number}

@@ -118,7 +118,9 @@ def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
     report = replace(report, task_runs=sum(each.task_runs for each in made))
     try:
         create_table_artifact(report.rows(), key=f"{job}-table", description=report.message())
-        create_markdown_artifact(report.markdown(report.samples()), key=f"{job}-report")
+        create_markdown_artifact(
+            report.markdown(report.samples()), key=f"{job}-report", description=report.message()
+        )
     except Exception as error:  # noqa: BLE001 - the work is done; a report that can't be stored undoes none of it
         get_run_logger().warning("the report could not be stored with Prefect: %s", error)
     if report.ok:

@@ -1,7 +1,7 @@
 """The parameters of flows, as forms and command lines give them: flat, typed, described, no secrets. No Prefect in here.
 
 A form can't leave a field out, so each field of a packing job has one value that means "as in the config file,
-else the usual": an empty text, 0, -1, or "as configured". The forms of `pack` and `prepare` are made from the
+else the usual": an empty text, -1, or "as configured". The forms of `pack` and `prepare` are made from the
 fields of `PackConfig` (`packing_form`), so that they can't differ.
 """
 
@@ -25,13 +25,9 @@ CONFIGURED: Final = "as configured"
 _UNSET_BY_TYPE = {"str": "", "int": -1, "float": -1.0, "bool": False}
 # The value of a field that leaves it as it is. Options of file systems, which may hold secrets, are no fields here.
 UNSET: dict[str, Any] = {
-    **{
-        field.name: CONFIGURED if field.choices else _UNSET_BY_TYPE[field.type]
-        for field in packing.fields()
-        if field.type in _UNSET_BY_TYPE
-    },
-    "max_samples": 0,
-    "max_bytes": 0,
+    field.name: CONFIGURED if field.choices else _UNSET_BY_TYPE[field.type]
+    for field in packing.fields()
+    if field.type in _UNSET_BY_TYPE
 }
 _FIRST = ("source", "output", "image_root", "max_samples", "n_jobs", "on_error", "max_bad_fraction", "mode")
 _USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False, "deep": False, "repair": False}

@@ -57,7 +57,7 @@ def test_help_has_examples(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["prepar"], ["gen-meta"], ["prepare", "--max-samples", "0"], ["prepare", "--max-bad-fraction", "7"],
+    [[], ["prepar"], ["gen-meta"], ["prepare", "--max-samples", "-1"], ["prepare", "--max-bad-fraction", "7"],
      ["pack", "--on-error", "ignore"], ["warmup", "a", "--n-jobs", "-1"], ["show"]],
 )  # fmt: skip
 def test_a_wrong_command_line_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
