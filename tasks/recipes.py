@@ -22,7 +22,7 @@ from loader.errors import BadConfig, BadSample
 Raw: TypeAlias = Mapping[str, Any]
 
 # Raise it whenever `default` or `document` gives other bytes for some record: shards made before are then redone.
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 _PLACEHOLDER = re.compile(r"<image_([0-9]+)>")
 _CAPTIONS = ("caption", "text")
@@ -55,9 +55,10 @@ def default(raw: dict[str, Any]) -> Record:
 
     - ``{"images": [a, b, ...], "caption"}``: the caption says where each picture stands.
     - ``{"input_image", "output_image", "instruction"}``: an edit, ``<image_0>instruction<image_1>``.
-    - ``{"image", "caption"}``: ``<image_0>caption``.
+    - ``{"image", "caption"}`` or ``{"file_name", "caption"}``: ``<image_0>caption``.
     - ``{"caption"}``: text without pictures.
 
+    A picture is an address, its bytes, or both as Hugging Face writes them, ``{"bytes", "path"}``.
     ``text`` serves instead of ``caption``. In the second and third kind, a text with placeholders of its own is
     taken as it is. Other texts that describe the sample (``*_description``, ``*_caption``, ``prompt``, ...) go to
     `caption_all`, which an edit always has, the others if there is more than one text; all the rest goes to
@@ -76,9 +77,9 @@ def default(raw: dict[str, Any]) -> Record:
         caption = _text(raw, "instruction")
         if not _PLACEHOLDER.search(caption):
             caption = f"<image_0>{caption}<image_1>"
-    elif "image" in raw:
-        used = ["image", _caption_field(raw)]
-        addresses = (_image(raw, "image"),)
+    elif (single := "image" if "image" in raw else "file_name") in raw:
+        used = [single, _caption_field(raw)]
+        addresses = (_image(raw, single),)
         caption = _text(raw, used[1])
         if not _PLACEHOLDER.search(caption):
             caption = f"<image_0>{caption}"
@@ -228,6 +229,8 @@ def _image(raw: Raw, name: str) -> str | bytes:
 
 
 def _address(value: object, name: str) -> str | bytes:
+    if isinstance(value, dict) and "bytes" in value and value.keys() <= {"bytes", "path"}:
+        value = value["bytes"] or value.get("path")
     if not isinstance(value, (str, bytes)) or not value:
         raise BadSample(f"{name} is {_shown(value)}: the address of a picture was expected")
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import islice
 
 from loader import storage
 from loader.errors import BadConfig
@@ -30,6 +31,7 @@ __all__ = ["Row", "Segment", "Slot", "SourceFile", "find_sources", "open_source"
 
 MAX_ROWS = 1_000_000_000  # a key has nine digits
 _ROWS_OF_A_SLOT = 10_000  # where the shards are limited by bytes alone
+_TOGETHER = 64  # rows that a shuffled slot asks its readers for at a time
 _OPEN = 64  # files that a shuffled slot keeps open
 
 # Kind of a file → its reader; imported when the first is opened, since some need libraries of their own.
@@ -124,15 +126,19 @@ def _from_segments(slot: Slot, config: PackConfig, light: bool) -> Iterator[tupl
 def _from_table(slot: Slot, config: PackConfig, light: bool) -> Iterator[tuple[int, SourceFile, Found]]:
     with contextlib.ExitStack() as stack:
         readers: dict[SourceFile, Reader] = {}
-        for number, segment in arrange.entries(slot, config):
-            if segment.file not in readers:
-                if len(readers) >= _OPEN:
-                    readers.pop(next(iter(readers))).close()
-                check_unchanged(segment.file, config)
-                readers[segment.file] = stack.enter_context(open_source(segment.file, config))
-            count = 0
-            for found in readers[segment.file].read(segment, light):
-                yield number, segment.file, found
-                count += 1
-            if count != 1:
-                changed(segment.file)
+        entries = arrange.entries(slot, config)
+        while batch := list(islice(entries, _TOGETHER)):
+            found: dict[int, Found] = {}
+            for file in dict.fromkeys(segment.file for _, segment in batch):
+                if file not in readers:
+                    if len(readers) >= _OPEN:
+                        readers.pop(next(iter(readers))).close()
+                    check_unchanged(file, config)
+                    readers[file] = stack.enter_context(open_source(file, config))
+                mine = [(number, segment) for number, segment in batch if segment.file is file]
+                picked = list(readers[file].pick([segment for _, segment in mine], light))
+                if len(picked) != len(mine):
+                    changed(file)
+                found |= {number: row for (number, _), row in zip(mine, picked, strict=True)}
+            for number, segment in batch:
+                yield number, segment.file, found.pop(number)

@@ -69,7 +69,7 @@ DUPLICATES = about(
 )
 
 _CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 def is_callable(source: str) -> bool:
@@ -112,7 +112,7 @@ def fractions(split: str) -> dict[str, float]:
             share = float(text)
         except ValueError:
             share = -1.0
-        if not (_SPLIT_NAME.fullmatch(name) and 0 <= share <= 1):
+        if not (SPLIT_NAME.fullmatch(name) and 0 <= share <= 1):
             raise BadConfig(f"split is {split!r}: expected {expected}")
         shares[name] = share
     if shares and abs(sum(shares.values()) - 1) > 1e-6:

@@ -8,9 +8,9 @@ permutation is the one that training uses (`loader.order`), and none of a librar
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,26 @@ import numpy.typing as npt
 from loader import order, storage
 from loader.errors import BadConfig
 from tasks.config import PackConfig
-from tasks.source_options import fractions
+from tasks.source_options import SPLIT_NAME, fractions
 from tasks.sources import spool
 from tasks.sources.base import Reader, Segment, Slot, SourceFile, Table
 
 _ENTRY = np.dtype([("file", "<u4"), ("start", "<i8"), ("end", "<i8"), ("row", "<i8"), ("number", "<i8")])
 _SHUFFLE, _SPLIT = 2, 3  # third word of a key, as `loader.order` counts them: what is permuted
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _MOST_SPLITS = 100
+_CHUNK = 1 << 16  # rows at a time
 
 Int64s = npt.NDArray[np.int64]
 Open = Callable[[SourceFile, PackConfig], Reader]
+
+
+class _Rows(NamedTuple):
+    """All rows in the order of the sources: where each lies, what it is shuffled with, and which split it names."""
+
+    entries: npt.NDArray[Any]
+    block: Int64s | None  # None: each row by itself
+    code: Int64s | None
+    splits: list[str]
 
 
 def plan(
@@ -40,38 +49,36 @@ def plan(
     first_row: int = 0,
 ) -> list[Slot]:
     """All rows as slots of at most `most`, split by split; each split's rows in the order that is asked for."""
-    entries, block, values = _read(files, config, open_source)
-    entries["number"] += first_row
+    rows = _read(files, config, open_source)
     slots: list[Slot] = []
+    order_of_all: list[Int64s] = []
     first = 0
-    tables = []
-    for name, members in _splits(config, entries, values):
+    for name, members in _splits(config, rows):
         if config.order == "shuffled":
-            members = members[_shuffled(block[members], config.seed)]
-        tables.append(entries[members])
+            block = None if rows.block is None else rows.block[members]
+            members = members[_shuffled(len(members), block, config.seed)]
         for number, start in enumerate(range(0, len(members), most)):
-            rows = min(most, len(members) - start)
-            table = Table("", first + start, first + start + rows)
+            count = min(most, len(members) - start)
+            used = np.unique(rows.entries["file"][members[start : start + count]])
+            # The files that the rows lie in, as empty segments.
+            named = tuple(Segment(files[place], int(place), 0, 0, 0) for place in used.tolist())
+            table = Table("", first + start, first + start + count)
             index = first_slot + len(slots)
-            slots.append(Slot(index, first_row + first + start, rows, (), table, name, first_slot + number))
+            slots.append(
+                Slot(index, first_row + first + start, count, named, table, name, first_slot + number)
+            )
         first += len(members)
-    ordered = np.concatenate(tables) if tables else entries
-    address = _publish(ordered, config)
-    return [_with_files(slot, address, ordered, files) for slot in slots]
-
-
-def _with_files(slot: Slot, address: str, ordered: npt.NDArray[Any], files: list[SourceFile]) -> Slot:
-    """The slot, with the files that its rows lie in as empty segments, in the order of their numbers."""
-    assert slot.table is not None
-    used = np.unique(ordered["file"][slot.table.start : slot.table.end])
-    segments = tuple(Segment(files[number], int(number), 0, 0, 0) for number in used.tolist())
-    table = slot.table._replace(address=address)
-    return Slot(slot.index, slot.first_row, slot.rows, segments, table, slot.split, slot.number)
+        order_of_all.append(members)
+    address = _publish(rows.entries, order_of_all, config, first_row)
+    return [
+        replace(slot, table=slot.table._replace(address=address)) for slot in slots if slot.table is not None
+    ]
 
 
 def entries(slot: Slot, config: PackConfig) -> Iterator[tuple[int, Segment]]:
     """(global number, segment of one row) of each row of a slot, in order."""
-    assert slot.table is not None
+    if slot.table is None:
+        raise ValueError(f"slot {slot.index} has no table")
     address, start, end = slot.table
     size = _ENTRY.itemsize
     data = storage.read_bytes(address, config.storage_options, start * size, end * size)
@@ -80,92 +87,105 @@ def entries(slot: Slot, config: PackConfig) -> Iterator[tuple[int, Segment]]:
         yield number, Segment(files[file], begin, stop, row, 1)
 
 
-def _read(
-    files: list[SourceFile], config: PackConfig, open_source: Open
-) -> tuple[npt.NDArray[Any], Int64s, list[Any]]:
-    """A table entry and a block for each row in the order of the sources, and the values of the split's column."""
-    parts: list[npt.NDArray[Any]] = []
-    blocks: list[Int64s] = []
-    values: list[Any] = []
+def _read(files: list[SourceFile], config: PackConfig, open_source: Open) -> _Rows:
+    parts, blocks, codes = [np.empty(0, _ENTRY)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    known: dict[str, int] = {"": 0}
     rows = block = 0
     for number, file in enumerate(files):
         with open_source(file, config) as reader:
-            places = np.fromiter(
-                (value for place in reader.places() for value in place), np.int64
-            ).reshape(-1, 3)  # fmt: skip
+            part = np.fromiter(((number, *place, 0) for place in reader.places()), _ENTRY)
             if config.split_column:
-                values += reader.column(config.split_column)
+                values = map(split_name, reader.column(config.split_column))
+                codes.append(
+                    np.fromiter((known.setdefault(name, len(known)) for name in values), np.int64, len(part))
+                )
             together = reader.block() if config.order == "shuffled" else 1
-        part = np.empty(len(places), _ENTRY)
-        part["file"], part["number"] = number, rows + np.arange(len(places))
-        part["start"], part["end"], part["row"] = places.T
+        part["number"] = np.arange(rows, rows + len(part))
         parts.append(part)
-        blocks.append(block + np.arange(len(places), dtype=np.int64) // together)
-        rows += len(places)
-        block = int(blocks[-1][-1]) + 1 if len(places) else block
-    if not parts:
-        return np.empty(0, _ENTRY), np.empty(0, np.int64), values
-    return np.concatenate(parts), np.concatenate(blocks), values
+        if together > 1 or len(blocks) > 1:
+            while len(blocks) < len(parts) - 1:  # of the files before, each row by itself
+                blocks.append(block + np.arange(len(parts[len(blocks)])))
+                block += len(blocks[-1])
+            blocks.append(block + np.arange(len(part)) // together)
+            block += -(-len(part) // together)
+        rows += len(part)
+    return _Rows(
+        np.concatenate(parts) if len(parts) > 2 else parts[-1],
+        np.concatenate(blocks) if len(blocks) > 1 else None,
+        np.concatenate(codes) if config.split_column else None,
+        list(known),
+    )
 
 
 def _permutation(count: int, seed: int, what: int, block: int = 0) -> Int64s:
-    if not count:
-        return np.empty(0, np.int64)
-    places = np.arange(count, dtype=np.uint64)
-    key = np.full(count, order.key_of(seed, 0, what, block), np.uint64)
-    return order.permute(places, np.full(count, count, np.uint64), key).astype(np.int64)
+    permuted = np.empty(count, np.int64)
+    key = np.uint64(order.key_of(seed, 0, what, block))
+    for start in range(0, count, _CHUNK):
+        places = np.arange(start, min(start + _CHUNK, count), dtype=np.uint64)
+        sizes, keys = np.full(len(places), count, np.uint64), np.full(len(places), key)
+        permuted[start : start + _CHUNK] = order.permute(places, sizes, keys)
+    return permuted
 
 
-def _shuffled(block: Int64s, seed: int) -> Int64s:
+def _shuffled(count: int, block: Int64s | None, seed: int) -> Int64s:
     """Places of the rows in their new order: blocks permuted, and the rows in each."""
+    within = _permutation(count, seed, _SHUFFLE)
+    if block is None:
+        return within
     known, inverse = np.unique(block, return_inverse=True)
-    where = _permutation(len(known), seed, _SHUFFLE)[inverse]
-    within = _permutation(len(block), seed, _SHUFFLE, 1)
+    where = _permutation(len(known), seed, _SHUFFLE, 1)[inverse]
     return np.lexsort((within, where)).astype(np.int64)
 
 
-def _splits(config: PackConfig, entries: npt.NDArray[Any], values: list[Any]) -> Iterator[tuple[str, Int64s]]:
+def _splits(config: PackConfig, rows: _Rows) -> Iterator[tuple[str, Int64s]]:
     """(name, places of its rows in the order of the sources) of each split that has rows."""
-    rows = len(entries)
-    if config.split_column:
-        yield from _by_column(config, values)
+    count = len(rows.entries)
+    if rows.code is not None:
+        yield from _by_column(config, rows.code, rows.splits)
     elif config.split:
-        ranks = _permutation(rows, config.seed, _SPLIT)
-        begin = 0
+        ranks = _permutation(count, config.seed, _SPLIT)
+        begin, total = 0, 0.0
         shares = fractions(config.split)
-        total = 0.0
         for name, share in shares.items():
             total += share
-            end = rows if name == list(shares)[-1] else round(total * rows)
+            end = count if name == list(shares)[-1] else round(total * count)
             if end > begin:
                 yield name, np.flatnonzero((ranks >= begin) & (ranks < end)).astype(np.int64)
             begin = end
     else:
-        yield "", np.arange(rows, dtype=np.int64)
+        yield "", np.arange(count, dtype=np.int64)
 
 
 def split_name(value: object) -> str:
     """The split that a column's value names; "" if it can't be one."""
-    return value if isinstance(value, str) and _SPLIT_NAME.fullmatch(value) else ""
+    return value if isinstance(value, str) and SPLIT_NAME.fullmatch(value) else ""
 
 
-def _by_column(config: PackConfig, values: list[Any]) -> Iterator[tuple[str, Int64s]]:
-    names = sorted({split_name(value) for value in values} - {""})
+def _by_column(config: PackConfig, code: Int64s, splits: list[str]) -> Iterator[tuple[str, Int64s]]:
+    names = sorted(set(splits) - {""})
     if len(names) > _MOST_SPLITS or not names:
         raise BadConfig(
             f"split_column is {config.split_column!r}, which has {len(names):,} values that could name a split: 1 to "
             f"{_MOST_SPLITS} were expected, of letters, digits, '_' and '-'"
         )
-    # A row without one goes to the first, where it will be found to be bad.
-    codes = {name: number for number, name in enumerate(names)}
-    which = np.fromiter((codes.get(split_name(value), 0) for value in values), np.int64, len(values))
-    for number, name in enumerate(names):
-        yield name, np.flatnonzero(which == number).astype(np.int64)
+    for name in names:
+        mine = code == splits.index(name)
+        if name == names[0]:  # a row without one goes here, where it will be found to be bad
+            mine |= code == 0
+        yield name, np.flatnonzero(mine).astype(np.int64)
 
 
-def _publish(ordered: npt.NDArray[Any], config: PackConfig) -> str:
-    data = ordered.tobytes()
-    address = spool.address(config, hashlib.sha256(data).hexdigest(), ".rows")
-    if not storage.exists(address, config.storage_options):
-        storage.write_bytes(address, data, config.storage_options)
-    return address
+def _publish(rows: npt.NDArray[Any], order_of_all: list[Int64s], config: PackConfig, first_row: int) -> str:
+    """The table in its order, under a name that follows from it; returns its address."""
+
+    def pieces() -> Iterator[bytes]:
+        for members in order_of_all:
+            for start in range(0, len(members), _CHUNK):
+                piece = rows[members[start : start + _CHUNK]]
+                piece["number"] += first_row
+                yield piece.tobytes()
+
+    digest = hashlib.sha256()
+    for piece in pieces():
+        digest.update(piece)
+    return spool.kept(digest.hexdigest(), ".rows", pieces(), config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
@@ -135,6 +135,11 @@ class Reader(ABC):
     @abstractmethod
     def read(self, segment: Segment, light: bool = False) -> Iterator[Found]:
         """The rows of a range; `light`: members of ready samples aren't needed."""
+
+    def pick(self, rows: Sequence[Segment], light: bool = False) -> Iterator[Found]:
+        """Single rows, in the order that they are asked for."""
+        for row in rows:
+            yield from self.read(row, light)
 
     def segments(self, first: int, most: int) -> Iterator[Segment]:
         """All rows in segments: the first of up to `first` rows, the others of up to `most`."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,11 +62,28 @@ class ParquetReader(NumberedReader):
                 table = self._group(group)
             except (OSError, ValueError) as error:  # a damaged page costs its group, no more
                 for row in range(at, stop):
-                    yield Found(row + 1, b"", None, f"row group {group} cannot be read: {error}")
+                    yield _unreadable(row + 1, group, error)
             else:
                 begin = int(self._begins[group])
                 yield from found(table.slice(at - begin, stop - at), at + 1)
             at = stop
+
+    def pick(self, rows: Sequence[Segment], light: bool = False) -> Iterator[Found]:
+        """Those of one row group together."""
+        ready: dict[int, Found] = {}
+        numbers = np.array([row.start for row in rows])
+        groups = np.searchsorted(self._begins, numbers, side="right") - 1
+        for group in np.unique(groups).tolist():
+            mine = numbers[groups == group]
+            try:
+                table = self._group(group).take(mine - self._begins[group])
+            except (OSError, ValueError) as error:
+                for number in mine.tolist():
+                    ready[number] = _unreadable(number + 1, group, error)
+            else:
+                for number, one in zip(mine.tolist(), found(table, 0), strict=True):
+                    ready[number] = one._replace(row=number + 1)
+        return (ready[number] for number in numbers.tolist())
 
     def column(self, name: str) -> Iterator[Any]:
         """Of this column alone."""
@@ -85,11 +102,15 @@ class ParquetReader(NumberedReader):
         if group in self._groups:
             self._groups.move_to_end(group)
             return self._groups[group]
-        table = self._table.read_row_group(group, use_threads=False)
+        table = self._table.read_row_group(group, use_threads=False).combine_chunks()
         while self._groups and table.nbytes + sum(kept.nbytes for kept in self._groups.values()) > _KEPT:
             self._groups.popitem(last=False)
         self._groups[group] = table
         return table
+
+
+def _unreadable(row: int, group: int, error: Exception) -> Found:
+    return Found(row, b"", None, f"row group {group} cannot be read: {error}")
 
 
 def found(table: Any, first_row: int) -> Iterator[Found]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loader import storage
@@ -43,6 +43,12 @@ class SavedReader(NumberedReader):
         for start in range(segment.start, segment.end, _AT_ONCE):
             stop = min(start + _AT_ONCE, segment.end)
             yield from found(self._data[start:stop], segment.first_row + start - segment.start)
+
+    def pick(self, rows: Sequence[Segment], light: bool = False) -> Iterator[Found]:
+        """All at once."""
+        picked = found(self._data[[row.start for row in rows]], 0)
+        for row, one in zip(rows, picked, strict=True):
+            yield one._replace(row=row.first_row)
 
     def column(self, name: str) -> Iterator[Any]:
         """Of this column alone."""

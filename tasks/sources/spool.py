@@ -60,6 +60,14 @@ def written(kind: str, lines: Iterable[bytes], config: PackConfig, folder: str) 
     return described(place, config, kind, folder, folder)
 
 
+def kept(key: str, suffix: str, pieces: Iterable[bytes], config: PackConfig) -> str:
+    """Pieces of bytes as a file, unless it is there already; its address."""
+    place = address(config, key, suffix)
+    if not storage.exists(place, config.storage_options):
+        _write(place, pieces, config)
+    return place
+
+
 def clear(config: PackConfig) -> None:
     """Remove all of it."""
     for file in storage.list_files(storage.join(config.output, FOLDER), "", config.storage_options):
