@@ -18,9 +18,10 @@ import numpy as np
 
 from loader.cache import OpenShards
 from loader.errors import ShardflowError
+from loader.in_flight import BYTES_AHEAD
 from loader.indexed_tar_samples import IndexedTarSamples
 from loader.order import Order
-from loader.remote import BYTES_AHEAD, Remote
+from loader.remote import Remote
 from loader.stream import Ints, Stream
 
 _UNIT = 16  # samples that are planned at a time, where batches are smaller

@@ -29,9 +29,10 @@ from loader.data_handler import IMAGE_EXTENSIONS, read_json, read_text
 from loader.errors import BadConfig, BadMeta, BadSample
 from loader.fields import nearest, paths
 from loader.filters import DEFAULT_CACHE, Facts, Rules, Size
+from loader.in_flight import AT_ONCE
 from loader.indexed_tar import IndexedTar
 from loader.pool import Pool, processes
-from loader.remote import AT_ONCE, Remote
+from loader.remote import Remote
 from loader.sample_facts import is_picture, picture_size
 from loader.selection import Ints, Selection
 from loader.shards import ShardTable

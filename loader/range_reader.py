@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import CancelledError
 
+from loader.in_flight import Awaited, InFlight, Span
 from loader.storage import StorageOptions
-
-if TYPE_CHECKING:
-    from loader.remote import Remote
 
 WASTE = 0.02  # of the bytes that are wanted: what may be fetched beside them to have fewer requests
 _PIECE = 8 << 20  # bytes of one request, unless a single member is larger
 _TOGETHER = 64  # requests that are waited for together
-
-Span = tuple[int, int]
-
-
-class Awaited(NamedTuple):
-    """A span on its way: in body `number` of those that come, which begins at `begin` of the tar."""
-
-    bodies: Future[list[bytes]]
-    number: int
-    begin: int
-    size: int
 
 
 def coalesce(spans: Iterable[Span], waste: float = WASTE, piece: int = _PIECE) -> list[Span]:
@@ -63,7 +49,7 @@ class RangeReader:
     """
 
     def __init__(
-        self, address: str, storage_options: StorageOptions | None, version: str, remote: Remote
+        self, address: str, storage_options: StorageOptions | None, version: str, remote: InFlight
     ) -> None:
         self.address, self.storage_options, self.version, self.remote = (
             address,

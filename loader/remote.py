@@ -1,8 +1,7 @@
-"""How a process reads tars that lie in a store: threads, what is on its way, and the cache on disk.
+"""Tars that lie in a store: their copies in the cache, their indexes, or a reader of ranges.
 
-Threads are made when they are first needed, in the process that needs them: a fork, or a pickle, starts without. A
-tar's cached copies are named after address, endpoint, size and version, so that a new version is a new entry, and an index
-that is found under that name has been compared with that very tar.
+Cached copies are named after address, endpoint, size and version of the tar, so that a new version is a new entry, and an
+index that is found under that name has been compared with that very tar.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,24 +26,19 @@ from loader.errors import (
     NoRoom,
     StaleIndex,
     TruncatedTar,
-    UnknownIndexVersion,
 )
+from loader.in_flight import AT_ONCE, InFlight
 from loader.index import Index, index_path
 from loader.indexing import ensure_index
-from loader.range_reader import Awaited, RangeReader, Span
-from loader.range_reads import read_ranges
+from loader.range_reader import RangeReader
 from loader.shard_cache import Partial, ShardCache
 from loader.storage import Stat, StorageOptions
 from loader.tar import BLOCK, Buffer, TarMap
-from loader.traffic import Traffic
 from loader.world import cache_folder
 
 logger = logging.getLogger(__name__)
 
-PART = 4 << 20  # bytes of a request while a shard is downloaded
-AT_ONCE = 32  # requests in flight: with PART, the memory that downloads take
-BYTES_AHEAD = 256 << 20  # of members that were announced and not read yet
-_OPENING = 8  # shards that are opened, and so downloaded, at a time ahead of their use
+PART = 4 << 20  # bytes of a request while a shard is downloaded: AT_ONCE times that is the memory it takes
 _ENDPOINT = ("endpoint_url", "endpoint", "account_name", "account_host")
 
 T = TypeVar("T")
@@ -60,20 +53,7 @@ class How:
     require_end: bool = True
 
 
-class _Process:
-    """What belongs to one process."""
-
-    def __init__(self, at_once: int) -> None:
-        self.pid = os.getpid()
-        self.requests = ThreadPoolExecutor(at_once, "shardflow-request")
-        self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open")
-        self.coming: dict[tuple[str, int], Awaited] = {}
-        self.expected = 0
-        self.lock = threading.Lock()
-        self.closed = threading.Event()
-
-
-class Remote:
+class Remote(InFlight):
     """Reads tars of stores; one serves many, and should: threads, limits and counts are for all together.
 
     `cache_dir`, `max_cache_size`: see `loader.shard_cache`. Threads may share one.
@@ -82,91 +62,13 @@ class Remote:
     def __init__(
         self, cache_dir: str | None = None, max_cache_size: int | None = None, at_once: int = AT_ONCE
     ) -> None:
+        super().__init__(at_once)
         if max_cache_size is not None and max_cache_size < 1:
             raise BadConfig(
                 f"max_cache_size is {max_cache_size}: bytes, at least those of one shard, were expected"
             )
         self.cache = ShardCache(cache_dir or cache_folder(), max_cache_size)
-        self.traffic = Traffic()
-        self.at_once = at_once
-        self._process: _Process | None = None
         self.overflowing = False  # whether the cache has had no room
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
-
-    def __copy__(self) -> Remote:
-        """Another one with the same cache and counts, and threads of its own."""
-        other = Remote.__new__(Remote)
-        other.__dict__.update(self.__getstate__())
-        return other
-
-    # -- threads
-
-    @property
-    def _own(self) -> _Process:
-        if self._process is None or self._process.pid != os.getpid():
-            self._process = _Process(self.at_once)
-        return self._process
-
-    def fetch(
-        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
-    ) -> list[bytes]:
-        """Byte ranges of that version of a file, as soon as all are here: a request each."""
-        self.traffic.add(requests=len(ranges), fetched=sum(end - start for start, end in ranges))
-        return read_ranges(address, ranges, options, in_flight=self.at_once, version=version or None)
-
-    def get(
-        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
-    ) -> Future[list[bytes]]:
-        """What `fetch` gives, on its way."""
-        return self._own.requests.submit(self.fetch, address, options, ranges, version)
-
-    def background(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function that opens shards, on one of few threads."""
-        return self._own.opening.submit(function, *arguments)
-
-    def await_(self, address: str, start: int, awaited: Awaited) -> None:
-        """Note what is on its way. What was announced first, and was never read, is forgotten where it gets too much."""
-        own = self._own
-        with own.lock:
-            before = own.coming.get((address, start))
-            own.coming[address, start] = awaited
-            own.expected += awaited.size - (before.size if before is not None else 0)
-            while own.expected > BYTES_AHEAD and len(own.coming) > 1:
-                own.expected -= own.coming.pop(next(iter(own.coming))).size
-
-    def awaits(self, address: str, start: int) -> bool:
-        """Whether the span that starts there is on its way, or here and not read yet."""
-        return (address, start) in self._own.coming
-
-    def take(self, address: str, start: int) -> Awaited | None:
-        """What was noted, once."""
-        own = self._own
-        with own.lock:
-            found = own.coming.pop((address, start), None)
-            own.expected -= found.size if found is not None else 0
-        return found
-
-    def forget(self, bodies: Future[list[bytes]]) -> None:
-        """What was to come with these bodies doesn't."""
-        own = self._own
-        with own.lock:
-            for place in [place for place, awaited in own.coming.items() if awaited.bodies is bodies]:
-                own.expected -= own.coming.pop(place).size
-
-    @property
-    def bytes_ahead(self) -> int:
-        """Bytes that are on their way, or here and not read yet."""
-        return self._own.expected
-
-    def close(self) -> None:
-        """Give up what is on its way, and end the threads as soon as their requests do."""
-        own, self._process = self._process, None
-        if own is not None and own.pid == os.getpid():
-            own.closed.set()
-            own.opening.shutdown(wait=False, cancel_futures=True)
-            own.requests.shutdown(wait=False, cancel_futures=True)
 
     # -- tars
 
@@ -302,6 +204,7 @@ class Remote:
                     require_end=how.require_end,
                     buffer=buffer,
                 )
+                index.verify()
             made.append(index)
             return index
 
@@ -330,15 +233,26 @@ class Remote:
         if how.index_root is not None:
             return None
         where = index_path(address)
+        for last in (False, True):
+            data = self._whole(where, options)
+            if data is None:
+                return None
+            with contextlib.suppress(BadIndex):
+                index = Index(data, where)
+                index.verify()  # a flipped byte would be kept; fetched again, it comes right
+                return index if how.grouping in ("auto", index.grouping) else None
+            if last:
+                logger.info("%s is damaged, or of another kind", where)
+        return None
+
+    def _whole(self, address: str, options: StorageOptions | None) -> bytes | None:
+        """A small file; None if it isn't there."""
         try:
-            data = storage.read_bytes(where, options)
-            self.traffic.add(requests=1, fetched=len(data))
-            index = Index(data, where)
-        except UnknownIndexVersion:
-            raise
-        except (FileNotFoundError, BadIndex):
+            data = storage.read_bytes(address, options)
+        except FileNotFoundError:
             return None
-        return index if how.grouping in ("auto", index.grouping) else None
+        self.traffic.add(requests=1, fetched=len(data))
+        return data
 
     def _fresh(
         self, index: Index, address: str, options: StorageOptions | None, stat: Stat, buffer: Buffer | None

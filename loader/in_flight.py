@@ -1,0 +1,129 @@
+"""Requests of one process to stores: threads, what they have fetched and nobody has read yet, and what all that took.
+
+Threads are made when they are first needed, in the process that needs them: a fork, a copy or a pickle starts without.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from loader.range_reads import read_ranges
+from loader.storage import StorageOptions
+from loader.traffic import Traffic
+
+AT_ONCE = 32  # requests of a kind in flight
+BYTES_AHEAD = 256 << 20  # of members that were announced and not read yet
+_OPENING = 8  # shards that are opened, and so downloaded, at a time ahead of their use
+
+Span = tuple[int, int]
+T = TypeVar("T")
+Self = TypeVar("Self", bound="InFlight")
+
+
+class Awaited(NamedTuple):
+    """A span on its way: in body `number` of those that come, which begins at `begin` of the tar."""
+
+    bodies: Future[list[bytes]]
+    number: int
+    begin: int
+    size: int
+
+
+class _Process:
+    """What belongs to one process."""
+
+    def __init__(self, at_once: int) -> None:
+        self.pid = os.getpid()
+        self.requests = ThreadPoolExecutor(at_once, "shardflow-request")
+        self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open")
+        self.coming: dict[tuple[str, int], Awaited] = {}
+        self.expected = 0
+        self.lock = threading.Lock()
+        self.closed = threading.Event()
+
+
+class InFlight:
+    """What is on its way. Threads may share one."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self.traffic = Traffic()
+        self.at_once = at_once
+        self._process: _Process | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+    def __copy__(self: Self) -> Self:
+        """Another one with the same counts, and threads of its own."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__getstate__())
+        return other
+
+    @property
+    def _own(self) -> _Process:
+        if self._process is None or self._process.pid != os.getpid():
+            self._process = _Process(self.at_once)
+        return self._process
+
+    def fetch(
+        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
+    ) -> list[bytes]:
+        """Byte ranges of that version of a file, as soon as all are here: a request each."""
+        self.traffic.add(requests=len(ranges), fetched=sum(end - start for start, end in ranges))
+        return read_ranges(address, ranges, options, in_flight=self.at_once, version=version or None)
+
+    def get(
+        self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
+    ) -> Future[list[bytes]]:
+        """What `fetch` gives, on its way."""
+        return self._own.requests.submit(self.fetch, address, options, ranges, version)
+
+    def background(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function that opens shards, on one of few threads."""
+        return self._own.opening.submit(function, *arguments)
+
+    def await_(self, address: str, start: int, awaited: Awaited) -> None:
+        """Note what is on its way. What was announced first, and was never read, is forgotten where it gets too much."""
+        own = self._own
+        with own.lock:
+            before = own.coming.get((address, start))
+            own.coming[address, start] = awaited
+            own.expected += awaited.size - (before.size if before is not None else 0)
+            while own.expected > BYTES_AHEAD and len(own.coming) > 1:
+                own.expected -= own.coming.pop(next(iter(own.coming))).size
+
+    def awaits(self, address: str, start: int) -> bool:
+        """Whether the span that starts there is on its way, or here and not read yet."""
+        return (address, start) in self._own.coming
+
+    def take(self, address: str, start: int) -> Awaited | None:
+        """What was noted, once."""
+        own = self._own
+        with own.lock:
+            found = own.coming.pop((address, start), None)
+            own.expected -= found.size if found is not None else 0
+        return found
+
+    def forget(self, bodies: Future[list[bytes]]) -> None:
+        """What was to come with these bodies doesn't."""
+        own = self._own
+        with own.lock:
+            for place in [place for place, awaited in own.coming.items() if awaited.bodies is bodies]:
+                own.expected -= own.coming.pop(place).size
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes that are on their way, or here and not read yet."""
+        return self._own.expected
+
+    def close(self) -> None:
+        """Give up what is on its way, and end the threads as soon as their requests do."""
+        own, self._process = self._process, None
+        if own is not None and own.pid == os.getpid():
+            own.closed.set()
+            own.opening.shutdown(wait=False, cancel_futures=True)
+            own.requests.shutdown(wait=False, cancel_futures=True)

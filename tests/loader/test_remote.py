@@ -1,0 +1,333 @@
+"""Remote tars through the cache: downloaded once, checked, kept apart by version, and by ranges where there is no room."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import places
+import pytest
+from fault_proxy import FaultProxy
+from s3_server import Place
+from stored import caption, pack, packed, picture, sample
+from tars import make_tar
+
+from loader import storage
+from loader.errors import BadConfig, BadIndex, BadTar, StoreError, TruncatedTar
+from loader.index import index_path
+from loader.indexed_tar import IndexedTar
+from loader.indexed_tar_samples import IndexedTarSamples
+from loader.remote import PART, Remote
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    made = Remote(str(tmp_path / "cache"))
+    yield made
+    made.close()
+
+
+def open_(place: Place, remote: Remote, shard: int = 0, **options: object) -> IndexedTarSamples:
+    return IndexedTarSamples(
+        place.address(f"{shard:05d}.tar"), decode=False, storage_options=place.storage_options, remote=remote, **options
+    )  # fmt: skip
+
+
+def entries(remote: Remote) -> list[str]:
+    return sorted(name.partition(".")[2] for name in os.listdir(remote.cache.folder) if name != ".lock")
+
+
+# -- once
+
+
+def test_a_shard_is_downloaded_once_and_then_read_in_place(
+    faulty: Place, faults: FaultProxy, remote: Remote
+) -> None:
+    packed(faulty, 1, 30)
+    faults.reset()
+    for _ in range(3):
+        with open_(faulty, remote) as samples:
+            assert samples.tar.backend == "cache"
+            assert list(samples) == [sample(n) for n in range(30)]
+    assert (remote.traffic.downloads, remote.traffic.cached) == (1, 2)
+    log = faults.stats()["log"]
+    assert sum(method == "GET" and path.endswith(".tar") for method, path, _ in log) == 1
+    assert sum(method == "GET" and path.endswith(".index") for method, path, _ in log) == 1
+    assert entries(remote) == ["index", "tar"]
+    copy = next(Path(remote.cache.folder).glob("*.tar")).read_bytes()
+    assert copy == storage.read_bytes(faulty.address("00000.tar"), faulty.storage_options)
+
+
+def test_processes_share_one_download(faulty: Place, faults: FaultProxy, tmp_path: Path) -> None:
+    packed(faulty, 1, 30)
+    faults.reset(latency=0.02)
+    code = """
+import sys
+from stored import sample
+from loader.indexed_tar_samples import IndexedTarSamples
+options = {"key": sys.argv[3], "secret": sys.argv[4], "endpoint_url": sys.argv[5]}
+with IndexedTarSamples(sys.argv[1], decode=False, storage_options=options, cache_dir=sys.argv[2]) as samples:
+    assert list(samples) == [sample(n) for n in range(30)]
+"""
+    options = faulty.storage_options
+    told = (
+        faulty.address("00000.tar"),
+        tmp_path / "c",
+        options["key"],
+        options["secret"],
+        options["endpoint_url"],
+    )
+    children = [places.python(code, *told) for _ in range(3)]
+    for child in children:
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 0, err
+    log = faults.stats()["log"]
+    assert sum(method == "GET" and path.endswith(".tar") for method, path, _ in log) == 1
+
+
+def test_large_shards_come_in_parts_side_by_side(faulty: Place, faults: FaultProxy, remote: Remote) -> None:
+    data = os.urandom(3 * PART + 5000)
+    whole = make_tar(f"{remote.cache.folder}-x/x.tar", [("a.bin", data), ("b.bin", b"b")])
+    storage.write_bytes(faulty.address("00000.tar"), Path(whole).read_bytes(), faulty.storage_options)
+    faults.reset(latency=0.05)
+    with open_(faulty, remote) as samples:
+        assert samples[0] == {"__key__": "a", ".bin": data}
+    stats = faults.stats()
+    parts = [asked for method, path, asked in stats["log"] if method == "GET" and path.endswith(".tar")]
+    assert len(parts) == 4 and stats["most_at_once"] >= 4
+
+
+@pytest.mark.parametrize("kind", ["503", "cut", "cut_reset", "reset", "short"])
+def test_faults_while_it_is_downloaded(kind: str, faulty: Place, faults: FaultProxy, remote: Remote) -> None:
+    packed(faulty, 1, 20)
+    faults.reset(rules=(faults.rule(kind, every=2, times=8),))
+    with open_(faulty, remote) as samples:
+        assert list(samples) == [sample(n) for n in range(20)]
+    assert faults.stats()["failed"]
+
+
+def test_a_download_that_fails_leaves_nothing(faulty: Place, faults: FaultProxy, remote: Remote) -> None:
+    packed(faulty, 1, 20)
+    faults.reset(rules=(faults.rule("cut", method="GET", path="00000.tar"),))
+    place = Place(faulty.root, {**faulty.storage_options, "max_tries": 2})
+    with pytest.raises(StoreError):
+        open_(place, remote)
+    assert "tar" not in entries(remote) and "tar.part" not in entries(remote)
+    faults.reset()
+    with open_(place, remote) as samples:
+        assert samples[3] == sample(3)
+
+
+# -- checked
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_byte_that_flipped_in_a_download(
+    after: int, faulty: Place, faults: FaultProxy, remote: Remote
+) -> None:
+    """The index comes first, then the tar."""
+    packed(faulty, 1, 20)
+    faults.reset(rules=(faults.rule("flip", method="GET", path="00000.tar", after=after, times=1),))
+    with open_(faulty, remote) as samples:
+        assert list(samples) == [sample(n) for n in range(20)]
+    assert faults.stats()["failed"] == 1
+    faults.reset(rules=(faults.rule("flip", method="GET", path="00000.tar", after=after),))
+    other = Remote(f"{remote.cache.folder}-2")
+    with pytest.raises((BadTar, BadIndex)):
+        open_(faulty, other)
+    assert "tar.part" not in entries(other) and (after == 0 or "tar" not in entries(other))
+    other.close()
+
+
+def test_a_new_version_is_a_new_entry(s3: Place, remote: Remote) -> None:
+    pack(s3.root, 1, 5, s3.storage_options)
+    with open_(s3, remote) as old:
+        pack(s3.root, 1, 5, s3.storage_options, start=100)
+        with open_(s3, remote) as new:
+            assert list(new) == [sample(n) for n in range(100, 105)]
+        assert list(old) == [sample(n) for n in range(5)]  # goes on with what it has
+    assert entries(remote) == ["index", "index", "tar", "tar"]
+
+
+@pytest.mark.parametrize("backend", ["cache", "range"])
+def test_an_index_of_another_tar_is_not_believed(backend: str, s3: Place, remote: Remote) -> None:
+    """Somebody writes a tar, and leaves the index as it was."""
+    pack(s3.root, 1, 5, s3.storage_options)
+    kept = storage.read_bytes(index_path(s3.address("00000.tar")), s3.storage_options)
+    pack(s3.root, 1, 4, s3.storage_options, start=100)
+    storage.write_bytes(index_path(s3.address("00000.tar")), kept, s3.storage_options)
+    with open_(s3, remote, backend=backend) as samples:
+        assert list(samples) == [sample(n) for n in range(100, 104)]
+    # It was built, and published, again.
+    assert storage.read_bytes(index_path(s3.address("00000.tar")), s3.storage_options) != kept
+
+
+@pytest.mark.parametrize("backend", ["cache", "range"])
+def test_tars_without_an_index(backend: str, s3: Place, remote: Remote, tmp_path: Path) -> None:
+    pack(s3.root, 1, 5, s3.storage_options)
+    for root in (None, str(tmp_path / "indexes")):
+        storage.remove(index_path(s3.address("00000.tar")), s3.storage_options)
+        with open_(s3, remote, backend=backend, index_root=root) as samples:
+            assert list(samples) == [sample(n) for n in range(5)]
+    assert os.listdir(tmp_path / "indexes")
+
+
+@pytest.mark.parametrize("backend", ["cache", "range"])
+def test_another_grouping(backend: str, s3: Place, remote: Remote, tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x" / "x.tar", [("k-0.jpg", b"0"), ("k-1.jpg", b"1"), ("k.json", b"{}")])
+    storage.write_bytes(s3.address("00000.tar"), Path(tar).read_bytes(), s3.storage_options)
+    for grouping, count in (("numbered", 1), ("plain", 3), ("numbered", 1)):
+        with open_(s3, remote, backend=backend, grouping=grouping) as samples:
+            assert len(samples) == count
+
+
+@pytest.mark.parametrize("backend", ["cache", "range"])
+def test_what_is_no_tar(backend: str, s3: Place, remote: Remote) -> None:
+    with pytest.raises(FileNotFoundError, match=r"00000\.tar"):
+        open_(s3, remote, backend=backend)
+    for data, error in ((b"", TruncatedTar), (b"x", TruncatedTar), (b"x" * 2000, BadTar)):
+        storage.write_bytes(s3.address("00000.tar"), data, s3.storage_options)
+        with pytest.raises(error, match=r"00000\.tar"):
+            open_(s3, remote, backend=backend)
+
+
+def test_a_damaged_index_in_the_cache(s3: Place, remote: Remote) -> None:
+    pack(s3.root, 1, 5, s3.storage_options)
+    open_(s3, remote).close()
+    for index in Path(remote.cache.folder).glob("*.index"):
+        index.write_bytes(b"no index at all")
+    with open_(s3, remote) as samples:
+        assert list(samples) == [sample(n) for n in range(5)]
+
+
+# -- room
+
+
+def test_a_limit_that_can_not_work(s3: Place, tmp_path: Path) -> None:
+    pack(s3.root, 1, 5, s3.storage_options)
+    size = storage.stat(s3.address("00000.tar"), s3.storage_options).size
+    with pytest.raises(BadConfig, match=rf"max_cache_size is 1,000 bytes.*: {size:,} is the least"):
+        open_(s3, Remote(str(tmp_path / "c"), 1000))
+    with pytest.raises(BadConfig, match="max_cache_size is 0"):
+        Remote(max_cache_size=0)
+    with open_(s3, Remote(str(tmp_path / "c"), size)) as samples:
+        assert samples.tar.backend == "cache"
+
+
+def test_without_room_it_is_read_by_ranges(
+    s3: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pack(s3.root, 3, 5, s3.storage_options)
+    size = storage.stat(s3.address("00000.tar"), s3.storage_options).size
+    remote = Remote(str(tmp_path / "c"), size + size // 2)
+    with open_(s3, remote) as first:
+        for shard in (1, 2):
+            with open_(s3, remote, shard) as other:
+                assert other.tar.backend == "range"
+                assert list(other) == [sample(5 * shard + n) for n in range(5)]
+        assert list(first) == [sample(n) for n in range(5)]
+    assert len([r for r in caplog.records if "is read by ranges" in r.getMessage()]) == 1
+    del first
+    gc.collect()
+    with open_(s3, remote, 1) as other:  # room by now
+        assert other.tar.backend == "cache"
+    remote.close()
+
+
+def test_on_a_full_disk_it_is_read_by_ranges(s3: Place, tmp_path: Path) -> None:
+    pack(s3.root, 1, 60, s3.storage_options)
+    code = """
+import os, sys
+from stored import sample
+from loader.indexed_tar_samples import IndexedTarSamples
+options = {"key": sys.argv[3], "secret": sys.argv[4], "endpoint_url": sys.argv[5]}
+with IndexedTarSamples(sys.argv[1], decode=False, storage_options=options, cache_dir=sys.argv[2]) as samples:
+    print(samples.tar.backend, list(samples) == [sample(n) for n in range(60)])
+assert not [name for name in os.listdir(sys.argv[2]) if "tar" in name]
+"""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = s3.storage_options
+    told = (s3.address("00000.tar"), folder, options["key"], options["secret"], options["endpoint_url"])
+    assert places.in_mounts(places.small_disk(folder, "1m"), code, *told) == "range True\n"
+
+
+def test_local_files_only_when_asked_for(tmp_path: Path, remote: Remote) -> None:
+    (address,) = pack(str(tmp_path / "d"), 1, 5)
+    with IndexedTarSamples(address, decode=False, remote=remote) as samples:
+        assert samples.tar.backend == "mmap"
+    assert not os.path.exists(remote.cache.folder)
+    for backend in ("cache", "range"):
+        with IndexedTarSamples(address, decode=False, backend=backend, remote=remote) as samples:
+            assert samples.tar.backend == backend
+            assert list(samples) == [sample(n) for n in range(5)]
+    assert "tar" in entries(remote)
+
+
+# -- processes, threads
+
+
+def test_pickles_and_copies_start_without_threads(s3: Place, remote: Remote) -> None:
+    pack(s3.root, 1, 5, s3.storage_options)
+    with open_(s3, remote, backend="range") as samples:
+        assert samples[1] == sample(1)
+        assert remote._process is not None
+        other = pickle.loads(pickle.dumps(samples))
+        assert other[2] == sample(2)
+        other.close()
+
+
+def test_a_fork_reads_on(s3: Place, remote: Remote) -> None:
+    pack(s3.root, 1, 6, s3.storage_options)
+    options = {**s3.storage_options, "client": "fsspec"}
+    with open_(Place(s3.root, options), remote, backend="range") as samples:
+        samples.prefetch(range(6))
+        assert samples[0] == sample(0)
+        child = os.fork()
+        if child == 0:
+            good = [samples[n] for n in range(6)] == [sample(n) for n in range(6)]
+            os._exit(0 if good else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert samples[5] == sample(5)
+
+
+def shardflow_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("shardflow")]
+
+
+def test_threads_end_with_what_they_serve(s3: Place, tmp_path: Path) -> None:
+    pack(s3.root, 1, 6, s3.storage_options)
+    for backend in ("cache", "range"):
+        with IndexedTarSamples(
+            s3.address("00000.tar"), backend=backend, storage_options=s3.storage_options, decode=False,
+            cache_dir=str(tmp_path / "c"),
+        ) as samples:  # fmt: skip
+            assert samples[2] == sample(2)
+            assert shardflow_threads()
+        deadline = time.monotonic() + 20
+        while shardflow_threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not shardflow_threads()
+
+
+def test_what_is_ahead_is_bounded(s3: Place, remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(s3.root, 1, 20, s3.storage_options)
+    monkeypatch.setattr("loader.in_flight.BYTES_AHEAD", 100_000)
+    with open_(s3, remote, backend="range") as samples:
+        samples.prefetch(range(20))
+        assert remote.bytes_ahead <= 100_000
+        assert [samples[n] for n in range(20)] == [sample(n) for n in range(20)]
+        assert remote.bytes_ahead == 0
+
+
+def test_the_checksum_of_a_copy_is_that_of_the_tar(s3: Place, remote: Remote) -> None:
+    (address,) = pack(s3.root, 1, 5, s3.storage_options)
+    with IndexedTar(address, storage_options=s3.storage_options, remote=remote) as tar:
+        assert tar.checksum == zlib.adler32(storage.read_bytes(address, s3.storage_options))
+        assert tar.by_name("000001.txt") == caption(1) and tar.by_index(0) == picture(0)
