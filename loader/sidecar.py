@@ -7,9 +7,10 @@ where it is used.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,18 +204,24 @@ def write_sidecar(
     storage.write_bytes(sidecar_path(tar), buffer.getvalue(), storage_options)
 
 
-def open_sidecar(tar: str, storage_options: StorageOptions | None = None) -> Any:
-    """The sidecar of a tar as a `pyarrow.parquet.ParquetFile`, its footer read; use it as a context manager.
+@contextlib.contextmanager
+def open_sidecar(tar: str, storage_options: StorageOptions | None = None) -> Iterator[Any]:
+    """The sidecar of a tar as a `pyarrow.parquet.ParquetFile`, its footer read.
 
     FileNotFoundError if there is none, BadSidecar if it is damaged. It may be another tool's: see `about`.
     """
     address = sidecar_path(tar)
-    file = storage.open_read(address, storage_options)
-    try:
-        return parquet().ParquetFile(file, page_checksum_verification=False)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are both
-        file.close()
-        raise BadSidecar(f"{address}: no readable Parquet file ({str(error).partition('. ')[0]})") from error
+    with storage.open_read(address, storage_options) as file:
+        try:
+            opened = parquet().ParquetFile(file)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are both
+            if isinstance(error, BadConfig):
+                raise
+            raise BadSidecar(
+                f"{address}: no readable Parquet file ({str(error).partition('. ')[0]})"
+            ) from error
+        with opened:
+            yield opened
 
 
 def about(form: pyarrow.Schema, where: str) -> About | None:
@@ -271,6 +278,10 @@ def conform(tar: str, columns: Mapping[str, Any], storage_options: StorageOption
             raise BadSidecar(f"{sidecar_path(tar)}: some other tool's")
         if columns_in(form) == kinds(columns):
             return False
-        rows = file.read(list(FIXED)).to_pydict()
+        try:
+            rows = file.read(list(FIXED)).to_pydict()
+        except (OSError, ValueError) as error:  # of pyarrow
+            where = sidecar_path(tar)
+            raise BadSidecar(f"{where}: damaged ({error}): remove it, and it is made again") from error
     write_sidecar(tar, rows, columns, said, storage_options)
     return True
