@@ -51,8 +51,9 @@ $(VENV)/.system: | $(BIN)/python
 demo: $(VENV)/.demo
 	@$(BIN)/shardflow demo $(OUT)
 
+# The tests of one file stay together: those that need a server share it.
 test: lint $(VENV)/.system
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not slow'
