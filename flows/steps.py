@@ -21,6 +21,7 @@ from loader.meta import ShardMeta
 from loader.registry import load_registry, redactor
 from loader.storage import StorageOptions
 from loader.warmup import REGISTRY, Target, find_targets
+from tasks.claim import metas
 from tasks.config import PackConfig
 from tasks.group import Run
 from tasks.lock import exclusive
@@ -107,29 +108,33 @@ def _prepare(config: PackConfig, run: Run) -> tuple[StepReport, ...]:
         return (packed,)
     options = config.storage_options
     redact = redact_of(config)
-    reports: list[TarReport] = []
+    choices = (None, "auto", True)
+    reports: list[tuple[str, TarReport]] = []  # with the folder of its dataset
 
     def describe() -> tuple[StepReport, ...]:
-        root, choices = config.output, (None, "numbered", True)
-        if not storage.list_files(root, ".tar", options):  # all rows were bad, or there were none
-            return (StepReport("gen_meta", (("tars", "none: there is nothing to describe"),)),)
-        report, found = gen_meta_step(root, run, None, config.n_jobs, options, choices)
-        reports.extend(found)
-        return (report,)
+        steps = []
+        for root in map(storage.parent, metas(config)):  # one, or one for each split
+            if not storage.list_files(root, ".tar", options):  # all rows were bad, or there were none
+                steps.append(StepReport("gen_meta", (("tars", "none: there is nothing to describe"),)))
+                continue
+            report, found = gen_meta_step(root, run, None, config.n_jobs, options, choices)
+            reports.extend((root, one) for one in found)
+            steps.append(report)
+        return tuple(steps)
 
     def warm() -> tuple[StepReport, ...]:
         targets = [
             Target(
-                storage.join(config.output, report.path),
+                storage.join(root, report.path),
                 options,
                 ShardMeta(report.num_samples, report.size, report.checksum),
             )
-            for report in reports
+            for root, report in reports
         ]
-        return (warmup_step(targets, run, config.n_jobs, (None, "numbered", True)),)
+        return (warmup_step(targets, run, config.n_jobs, choices),)
 
     done = [packed, *_caught("gen_meta", redact, describe)]
-    if done[-1].ok and reports:
+    if all(step.ok for step in done) and reports:
         done += _caught("warmup", redact, warm)
     return tuple(done)
 
