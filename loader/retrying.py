@@ -50,8 +50,10 @@ _NO_ACCESS = {
     "NoCredentialsError", "PartialCredentialsError", "PermissionDeniedError", "UnauthenticatedError", "ProfileNotFound",
     "DefaultCredentialsError",
 }  # fmt: skip
+_REFUSED = {"PreconditionError", "AlreadyExistsError", "ResourceExistsError"}
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-_FINAL_STATUS = re.compile(r"status code: 4(?!08|25|29)\d\d")  # a request that will be refused again
+_PASSING_STATUSES = (408, 425, 429)
+_STATUS = re.compile(r"status code: (\d\d\d)")
 _EXPIRED = re.compile(
     r"Expired ?Token|TokenRefreshRequired|RequestExpired|token (has|is|included in the request is) expired"
 )
@@ -75,7 +77,7 @@ def passing(error: BaseException) -> bool:
         return False
     if isinstance(error, OSError):
         return error.errno not in _FINAL_ERRNOS
-    if name == "GenericError" and _FINAL_STATUS.search(str(error)):  # obstore's
+    if 400 <= _status(error) < 500 and _status(error) not in _PASSING_STATUSES:
         return False
     return _of_client(error) or name == "TimeoutError"  # asyncio's was another class before Python 3.11
 
@@ -88,14 +90,11 @@ def no_access(error: BaseException) -> bool:
 def refused(error: BaseException) -> bool:
     """Whether a store says that a condition of the request does not hold: there is a file, or another version of it."""
     for each in _chain(error):
-        code = getattr(each, "response", {}).get("Error", {}).get("Code")
-        if code in ("PreconditionFailed", "412", "ConditionalRequestConflict") or isinstance(
-            each, FileExistsError
-        ):
+        if isinstance(each, FileExistsError) or type(each).__name__ in _REFUSED:
             return True
-        if type(each).__name__ in ("PreconditionError", "AlreadyExistsError", "ResourceExistsError"):
+        if _given_code(each) in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
             return True
-        if getattr(each, "code", None) == 412 or getattr(each, "status", None) == 412:  # Google's client
+        if _status(each) == 412:
             return True
     return False
 
@@ -190,9 +189,21 @@ def failure(what: str, address: str, error: Exception, tries: int, seconds: floa
             return kind(f"{address}: {_text(error)}")
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ShardflowError):
         return OSError(error.errno, f"{address}: {what} failed: {_text(error)}")
-    if _of_client(error):
+    if _of_client(error) or (
+        isinstance(error, RuntimeError) and error.__cause__ and _of_client(error.__cause__)
+    ):
         return StoreError(f"{address}: {what} failed: {cause(error)}")
     return error
+
+
+def _status(error: BaseException) -> int:
+    """The HTTP status that came, where the client of Google, of Azure, or obstore tells it; else 0."""
+    root = type(error).__module__.partition(".")[0]
+    if root in ("azure", "gcsfs", "google"):
+        found = getattr(error, "status_code", None) or getattr(error, "code", None)
+        return found if isinstance(found, int) else 0
+    told = _STATUS.search(str(error)) if root == "obstore" else None
+    return int(told.group(1)) if told else 0
 
 
 def _of_client(error: BaseException) -> bool:
@@ -211,12 +222,17 @@ def cause(error: BaseException | None) -> str:
 def _code(error: BaseException | None) -> str:
     """What S3 calls the error."""
     for each in _chain(error):
-        found = getattr(each, "response", None)
-        if isinstance(found, dict):
-            return str(found.get("Error", {}).get("Code", ""))
+        if given := _given_code(each):
+            return given
         if named := _CODE.search(str(each)):
             return named.group(1)
     return ""
+
+
+def _given_code(error: BaseException) -> str:
+    """The code in botocore's answer."""
+    answer = getattr(error, "response", None)  # other clients have other things of that name
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
 
 
 def _text(error: Any) -> str:

@@ -18,7 +18,7 @@ from stat import S_ISDIR
 from typing import Any, BinaryIO, TypeVar
 
 from loader import retrying, stores
-from loader.addresses import is_local, join, local_path, name, normalise, parent, relative
+from loader.addresses import is_local, join, local_path, name, normalise, parent, protocol, relative
 from loader.publishing import publish, sweep, sweep_uploads, version_of, write_bytes
 from loader.range_reads import AHEAD, Range, RemoteFile, read_in_order, read_ranges, read_whole
 from loader.stores import StorageOptions, filesystem
@@ -158,14 +158,15 @@ def expand(pattern: str, suffix: str = "", storage_options: StorageOptions | Non
 
 
 def _glob(address: str, suffix: str, storage_options: StorageOptions | None) -> list[str]:
-    fs, path = filesystem(address, storage_options, tries=1)
+    path = filesystem(address, storage_options, tries=1)[1]
     matches = _ask("listing", address, storage_options, lambda fs, path: fs.glob(path, detail=True))
     fixed = parent(re.split(r"[*?\[]", path, maxsplit=1)[0] + "x")  # the folders that are spelled out
     found: list[str] = []
     for match, info in sorted(matches.items()):
         if _hidden(match[len(fixed) :].lstrip("/")):
             continue
-        full = match if is_local(address) else normalise(fs.unstrip_protocol(match))
+        # What the file system calls its protocol may be another of its names: az, abfs.
+        full = match if is_local(address) else normalise(f"{protocol(address)}://{match.lstrip('/')}")
         if info["type"] == "directory":
             found += list_files(full, suffix, storage_options)
         elif match.endswith(suffix):
