@@ -14,7 +14,7 @@ from prefect.states import Failed
 
 from flows import lifeline
 from flows.blocks import storage_options
-from flows.flow_log import leave_out_traceback
+from flows.flow_log import leave_out_good_ends, leave_out_traceback
 from flows.jobs import perform
 from flows.progress_artifact import ProgressArtifact
 from loader.workers import Workers
@@ -108,6 +108,7 @@ def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:
 def conclude(job: str, parameters: Mapping[str, Any]) -> Any:
     """The whole of a flow: the job, its report as artifacts, and the final state, which has it as its data."""
     lifeline.hold()
+    leave_out_good_ends()
     made: list[Groups] = []
 
     def groups(crew: Crew) -> Groups:

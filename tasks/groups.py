@@ -121,7 +121,8 @@ def _attempt(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
             group.attempt(shift.workers, shift.on_done, shift.then)
     except group.work.fatal as error:
         return Failed(message="the run ends here, see its own message", data=error)
-    get_run_logger().log(WARNING if group.failures else INFO, group.line(time.monotonic() - began))
+    line = f"{group.name}: {group.line(time.monotonic() - began)}"  # the log of a flow run doesn't say whose it is
+    get_run_logger().log(WARNING if group.failures else INFO, line)
     if group.failures:
         return Failed(message=group.complaint(), data=group)
     return group

@@ -20,12 +20,19 @@ from running import ROOT, session_members
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-def wait_for(condition: Callable[[], Any], explain: Callable[[], object], seconds: float = 60) -> Any:
+def up_options(place: Path) -> tuple[Path, Path, str, str, str, str]:
+    """Of an `Up` that has everything in one folder, on any free port."""
+    return place / "home", place / "folder", "--port", "0", "--schedules", str(place / "schedules.yaml")
+
+
+def wait_for(
+    condition: Callable[[], Any], explain: Callable[[], object], seconds: float = 60, pause: float = 0.1
+) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, explain()
-        time.sleep(0.1)
+        time.sleep(pause)
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from running import finish, make_corpus, start
+from upping import Up, started, up_options
 
 # Before anything imports Prefect, which reads its settings once.
 _HOME = tempfile.mkdtemp(prefix="shardflow-prefect-")
@@ -41,6 +42,44 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`records.jsonl` of 60 rows with their pictures, and `job.yaml`: six slots of ten, one row of them bad."""
     return make_corpus(tmp_path_factory.mktemp("corpus"), 60, bad=17)
+
+
+SCHEDULES = """
+nightly-warmup:
+  flow: warmup
+  parameters: {patterns: "/nowhere/*"}
+  cron: "0 3 * * *"
+  timezone: Europe/Berlin
+warmup-after-gen-meta:
+  flow: warmup
+  after: gen-meta
+  parameters: {patterns: "{{ flow_run.parameters.dataset }}"}
+  active: true
+"""
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `up` has its home, its working folder and its file of schedules."""
+    folder = tmp_path_factory.mktemp("up")
+    (folder / "schedules.yaml").write_text(SCHEDULES)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def up(place: Path) -> Iterator[Up]:
+    """A real `shardflow up` on a fresh home. The last test of test_up.py kills it."""
+    with started(*up_options(place)) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough work to be interrupted: many seconds for two processes."""
+    folder = make_corpus(tmp_path_factory.mktemp("large"), 60, side=900)
+    records = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(records * 100)
+    return folder
 
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -117,7 +117,7 @@ def test_a_flow_on_a_server_shows_progress_and_a_table(
     done = shardflow("prepare", str(corpus / "job.yaml"), "--output", str(tmp_path / "a"), env=there)
     assert done.returncode == 0, done.stderr
     assert "59 of 60 rows" in done.stdout and "warmup" in done.stdout
-    assert "'pack slots 1 to 2 of 6' - 2 done" in done.stderr
+    assert "pack slots 1 to 2 of 6: 2 done" in done.stderr
     assert "embedded" not in done.stderr
     direct = shardflow("prepare", str(corpus / "job.yaml"), "--output", str(tmp_path / "b"), "--direct")
     assert direct.returncode == 0
@@ -267,7 +267,7 @@ def test_the_embedded_server_says_itself_works_and_goes(corpus: Path, tmp_path: 
         ).fetchone()
         (parameters,) = database.execute("select parameters from flow_run").fetchone()
     database.close()
-    runs = sum("Finished in state" in line and "Task run" in line for line in lines)
+    runs = sum("Task run '" in line for line in lines)
     assert states == [("COMPLETED", runs)] and flow_runs == 1
     assert json.loads(parameters)["config"] == str(corpus / "job.yaml")
     for file in home.rglob("*"):

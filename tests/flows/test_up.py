@@ -9,53 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import ROOT, make_corpus, session_members
-from upping import Up, started, wait_for
+from running import ROOT, session_members
+from upping import Up, started, up_options, wait_for
 
 from flows import server
-
-SCHEDULES = """
-nightly-warmup:
-  flow: warmup
-  parameters: {patterns: "/nowhere/*"}
-  cron: "0 3 * * *"
-  timezone: Europe/Berlin
-warmup-after-gen-meta:
-  flow: warmup
-  after: gen-meta
-  parameters: {patterns: "{{ flow_run.parameters.dataset }}"}
-  active: true
-"""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("up")
-    (folder / "schedules.yaml").write_text(SCHEDULES)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough work to be interrupted: many seconds for two processes."""
-    folder = make_corpus(tmp_path_factory.mktemp("large"), 60, side=900)
-    records = (folder / "records.jsonl").read_text()
-    (folder / "records.jsonl").write_text(records * 100)
-    return folder
-
-
-def options(place: Path) -> tuple[Path, Path, str, str, str, str]:
-    return place / "home", place / "folder", "--port", "0", "--schedules", str(place / "schedules.yaml")
-
-
-@pytest.fixture(scope="module")
-def up(place: Path) -> Iterator[Up]:
-    with started(*options(place)) as one:
-        yield one
 
 
 def test_it_says_where_what_is(up: Up, place: Path) -> None:
@@ -72,7 +32,7 @@ def test_it_says_where_what_is(up: Up, place: Path) -> None:
 
 
 def test_a_second_one_is_told_of_the_first(up: Up, place: Path) -> None:
-    second = Up(*options(place))
+    second = Up(*up_options(place))
     assert second.process.wait(60) == 1
     assert second.said() == (
         f"shardflow up: it runs already on {place}/home as process {up.process.pid}, with its pages at {up.address}: "
@@ -120,8 +80,9 @@ def test_killed_it_leaves_nothing_and_its_next_life_goes_on(
     up.process.kill()
     up.wait_until_alone()
 
-    (place / "schedules.yaml").write_text(SCHEDULES.partition("warmup-after")[0])
-    with started(*options(place)) as again:
+    schedules = place / "schedules.yaml"
+    schedules.write_text(schedules.read_text().partition("warmup-after")[0])
+    with started(*up_options(place)) as again:
         assert "the schedule warmup-after-gen-meta is not in the file any more: removed" in again.said()
         assert "prepare out ended with an earlier shardflow up: marked as crashed" in again.said()
         assert again.state(first) == "CRASHED"
@@ -172,6 +133,6 @@ def test_a_server_elsewhere_is_used(api: server.Api, place: Path, tmp_path: Path
 )
 def test_wrong_input_is_one_line(text: str, option: tuple[str, ...], reason: str, tmp_path: Path) -> None:
     (tmp_path / "schedules.yaml").write_text(text)
-    up = Up(*options(tmp_path), *option)
+    up = Up(*up_options(tmp_path), *option)
     assert up.process.wait(60) == 1
     assert reason in up.said() and len(up.said().splitlines()) == 1, up.said()
