@@ -15,6 +15,7 @@ from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
+from flows import readers
 from flows.parameters import RUN_OPTIONS, packing_fields
 from loader import progress, storage
 from loader.arguments import not_negative, whole
@@ -22,6 +23,7 @@ from loader.progress import printable
 from tasks.config import Field
 
 NAME = "shardflow"
+_READERS = ("show", "stats", "verify", "extract")  # modules of the loader with a `main` of their own
 _FLOWS = {"prepare": "prepare", "pack": "pack", "gen-meta": "gen_meta", "warmup": "warmup"}
 # Made absolute, so that what a server records means the same elsewhere.
 _PATHS = {
@@ -49,10 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     values = vars(_parser().parse_args([_hyphenated(word) for word in words]))
     name = values.pop("command")
-    if name == "show":
-        from loader.show import main as show
-
-        return show(**values)
+    if name in _READERS:
+        return int(importlib.import_module(f"loader.{name}").main(**values))
     if name == "demo":
         from flows import demo
 
@@ -160,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=_positive, metavar="N", help="rows of long lists, at most (default: 10)"
     )
     show.add_argument("paths", metavar="PATH", nargs="+", help="path or URL; #NUMBER or #KEY for one sample")
+    readers.add(commands, _add)
     demo = _add(
         commands,
         "demo",

@@ -251,6 +251,20 @@ def command(body: Callable[[], int], name: str) -> int:
         return 1
 
 
+def each(paths: Iterable[str], name: str, act: Callable[[str], int]) -> int:
+    """Do something with each path; one that is bad is a line on stderr, and doesn't hide the others. The worst status."""
+    status = 0
+    for path in paths:
+        try:
+            status = max(status, act(path))
+        except BrokenPipeError:  # noqa: PERF203
+            raise
+        except (ShardflowError, OSError) as error:
+            complain(name, str(error) or type(error).__name__)
+            status = 1
+    return status
+
+
 def complain(name: str, text: str) -> None:
     """One line on stderr: the command's name, and what is wrong."""
     sys.stderr.write(f"{name}: {printable(text)}\n")

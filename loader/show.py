@@ -19,10 +19,11 @@ from numpy.lib import format as npy
 
 from loader import storage
 from loader.checksums import crc32
-from loader.errors import BadAddress, BadIndex, BadMeta, BadSample, ShardflowError, TruncatedTar
+from loader.errors import BadIndex, BadSample, ShardflowError
+from loader.find_sample import dataset_root, find_sample, index_of, split_address
 from loader.index import Index, load_index
-from loader.indexing import build, check_fresh, find_fresh, tar_buffer
-from loader.meta import ShardMeta, meta_address, read_meta, read_stats
+from loader.indexing import check_fresh, find_fresh
+from loader.meta import ShardMeta, meta_address, read_meta
 from loader.progress import command, complain, human_size, listing, table
 from loader.storage import StorageOptions
 
@@ -100,7 +101,7 @@ def describe(path: str, limit: int = LIMIT, storage_options: StorageOptions | No
     A sample is ``PATH#17`` (its number; -1 is the last) or ``PATH#key``. FileNotFoundError,
     BadAddress, BadTar, BadIndex or BadMeta say what is wrong with it.
     """
-    address, which = _split(path, storage_options)
+    address, which = split_address(path, storage_options)
     if which is not None:
         return _sample_page(address, which, storage_options)
     if storage.is_dir(address, storage_options) or address.endswith(".json"):
@@ -110,24 +111,11 @@ def describe(path: str, limit: int = LIMIT, storage_options: StorageOptions | No
     return _tar_page(address, limit, storage_options)
 
 
-def _split(path: str, storage_options: StorageOptions | None) -> tuple[str, str | None]:
-    """``PATH#sample`` → (address, sample); a ``#`` that is part of an existing path is left in it."""
-    whole = storage.normalise(path)
-    if "#" not in path or storage.exists(whole, storage_options):
-        return whole, None
-    pieces = path.split("#")
-    for count in range(len(pieces) - 1, 0, -1):
-        head = "#".join(pieces[:count])
-        if head and storage.exists(address := storage.normalise(head), storage_options):
-            return address, "#".join(pieces[count:])
-    return storage.normalise(pieces[0]), "#".join(pieces[1:])
-
-
 # -- pages
 
 
 def _tar_page(address: str, limit: int, storage_options: StorageOptions | None) -> Page:
-    index, state = _index_of(address, storage_options)
+    index, state = index_of(address, storage_options)
     page = Page("tar", [("path", address), ("size", human_size(index.tar_size))])
     page.facts += [*_index_facts(index), ("index", state)]
     page.sections += [*_extension_section(index), *_sample_section(index, limit), *_skipped_section(index)]
@@ -152,7 +140,7 @@ def _index_page(address: str, limit: int, storage_options: StorageOptions | None
 
 def _dataset_page(address: str, limit: int, storage_options: StorageOptions | None) -> Page:
     page = Page("dataset", [("path", address)])
-    root = _root(address, storage_options)
+    root = dataset_root(address, storage_options)
     meta = meta_address(address)
     if meta != address and not storage.exists(meta, storage_options):
         tars = storage.list_files(root, ".tar", storage_options)
@@ -182,21 +170,6 @@ def _dataset_page(address: str, limit: int, storage_options: StorageOptions | No
     return page
 
 
-def _root(address: str, storage_options: StorageOptions | None) -> str:
-    """The folder of a dataset, given it or its meta.json, which may lie elsewhere: the statistics beside it say."""
-    if not address.endswith(".json"):
-        return address
-    folder = storage.parent(address)
-    try:
-        said = read_stats(address, storage_options).get("dataset_path")
-    except BadMeta:
-        return folder
-    if not isinstance(said, str) or not said:
-        return folder
-    root = storage.normalise(storage.join(folder, said))
-    return root if storage.is_local(root) == storage.is_local(folder) else folder
-
-
 def _shard_state(address: str, shard: ShardMeta, storage_options: StorageOptions | None) -> str:
     try:
         if storage.stat(address, storage_options).size != shard.size:
@@ -212,12 +185,7 @@ def _shard_state(address: str, shard: ShardMeta, storage_options: StorageOptions
 
 
 def _sample_page(address: str, which: str, storage_options: StorageOptions | None) -> Page:
-    if storage.is_dir(address, storage_options) or address.endswith(".json"):
-        tar, index, number = _find_in_dataset(address, which, storage_options)
-    else:
-        tar = address
-        index, _ = _index_of(tar, storage_options)
-        number = _find(index, which, tar)
+    tar, index, number = find_sample(address, which, storage_options)
     page = Page("sample", [("tar", tar), ("number", number), ("key", index.key(number))])
     rows = []
     for member in index.members(number):
@@ -232,82 +200,6 @@ def _sample_page(address: str, which: str, storage_options: StorageOptions | Non
         page.values.append((name, lines))
     page.sections.append(Section("", ["member", "size", "at byte"], rows))
     return page
-
-
-# -- finding things
-
-
-def _index_of(tar: str, storage_options: StorageOptions | None) -> tuple[Index, str]:
-    """The index of a tar without writing any: its own if that is fresh, else one made in memory."""
-    index, state = find_fresh(tar, storage_options)
-    if index is not None:
-        return index, state
-    with tar_buffer(tar, storage_options) as buffer:
-        try:
-            return Index(build(buffer, tar, checksum=False), tar), f"{state} (read from the tar)"
-        except TruncatedTar as error:  # cut between two members, what is left can be looked at
-            return Index(build(buffer, tar, checksum=False, require_end=False), tar), str(error)
-
-
-def _find(index: Index, which: str, where: str) -> int:
-    """A sample's number from what stands after the ``#``: digits without leading zeros are a number."""
-    number = _number(which)
-    if number is not None and -index.num_samples <= number < index.num_samples:
-        return number % index.num_samples
-    for sample in range(index.num_samples):
-        if index.key(sample) == which:
-            return sample
-    raise _nothing(which, where, index.num_samples)
-
-
-def _find_in_dataset(
-    address: str, which: str, storage_options: StorageOptions | None
-) -> tuple[str, Index, int]:
-    """(tar, its index, sample in it) of a sample that is numbered over all shards, or has a key."""
-    root = _root(address, storage_options)
-    tars: dict[str, int | None] = {}
-    if storage.exists(meta_address(address), storage_options):
-        shards = read_meta(address, storage_options)
-        tars = {storage.join(root, path): shard.num_samples for path, shard in shards.items()}
-    else:
-        tars = dict.fromkeys(storage.list_files(root, ".tar", storage_options))
-    counted = {
-        tar: _index_of(tar, storage_options)[0].num_samples if count is None else count
-        for tar, count in tars.items()
-    }
-    total, number = sum(counted.values()), _number(which)
-    if number is not None and -total <= number < total:
-        number %= total
-        for tar, count in counted.items():
-            if number < count:
-                index, _ = _index_of(tar, storage_options)
-                if index.num_samples != count:
-                    raise BadMeta(
-                        f"{tar}: {index.num_samples} samples, meta.json says {count}: run gen_meta {root}"
-                    )
-                return tar, index, number
-            number -= count
-    for tar in counted:
-        index, _ = _index_of(tar, storage_options)
-        for sample in range(index.num_samples):
-            if index.key(sample) == which:
-                return tar, index, sample
-    raise _nothing(which, address, total)
-
-
-def _number(which: str) -> int | None:
-    digits = which.removeprefix("-")
-    plain = digits.isascii() and digits.isdigit() and len(digits) < 19
-    return int(which) if plain and (digits == "0" or digits[0] != "0") else None
-
-
-def _nothing(which: str, where: str, count: int) -> BadAddress:
-    what = (
-        f"sample {which}, nor one of that key"
-        if _number(which) is not None
-        else f"sample with the key {which!r}"
-    )
-    return BadAddress(f"{where} holds {count:,} samples: there is no {what}")
 
 
 # -- sections

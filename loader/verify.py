@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loader import storage
-from loader.errors import BadMeta, ShardflowError
+from loader.errors import BadMeta
 from loader.gen_meta import list_tars, reason, save_meta
 from loader.index import index_path
 from loader.meta import ShardMeta, meta_address, read_meta, read_stats
 from loader.pool import Pool, processes
-from loader.progress import command, complain, human_size, human_time, listing, progress, table
+from loader.progress import command, complain, each, human_size, human_time, listing, progress, table
 from loader.sidecar import is_ours, sidecar_path
 from loader.sidecar_columns import union
 from loader.storage import StorageOptions
@@ -222,19 +222,10 @@ def main(
 ) -> int:
     """The body of ``shardflow verify``: each of `paths`; the status is 1 if something is wrong and not repaired."""
 
-    def body() -> int:
-        status = 0
-        for path in paths:
-            try:
-                status |= _run(path, deep, repair, n_jobs, index_root, not no_end_ok)
-            except (ShardflowError, OSError) as error:  # noqa: PERF203 - one bad path doesn't hide the others
-                if isinstance(error, BrokenPipeError):
-                    raise
-                complain(NAME, str(error))
-                status = 1
-        return status
+    def one(path: str) -> int:
+        return _run(path, deep, repair, n_jobs, index_root, not no_end_ok)
 
-    return command(body, NAME)
+    return command(lambda: each(paths, NAME, one), NAME)
 
 
 def _run(path: str, deep: bool, repair: bool, n_jobs: int, index_root: str | None, require_end: bool) -> int:
@@ -282,7 +273,8 @@ def show_verdict(verdict: Verdict, deep: bool, seconds: float) -> None:
             more = [f"... and {len(problems) - _SHOWN:,} more"] if len(problems) > _SHOWN else []
             listing(title, lines + more)
     if left:
-        complain(NAME, f"{len(left):,} problems in {verdict.root}: {_advice(left)}")
+        many = "1 problem" if len(left) == 1 else f"{len(left):,} problems"
+        complain(NAME, f"{many} in {verdict.root}: {_advice(left)}")
 
 
 def _advice(left: Sequence[Problem]) -> str:

@@ -131,7 +131,7 @@ def test_the_command(dataset: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(dataset), str(dataset / "none")], n_jobs=1) == 1
     shown = capfd.readouterr()
     assert "shard-000000.tar.index: there is none" in shown.out
-    assert "1 problems in" in shown.err and "--repair" in shown.err and "there is no such folder" in shown.err
+    assert "1 problem in" in shown.err and "--repair" in shown.err and "there is no such folder" in shown.err
     assert main([str(dataset)], repair=True, n_jobs=1) == 0
     assert "0, and 1 repaired" in capfd.readouterr().out
 
