@@ -9,6 +9,8 @@ import re
 from loader.errors import BadAddress
 
 LOCAL_PROTOCOLS = ("file", "local")
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@]+@")
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?]*)\?[^\s:'\"]*")
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
 
 
@@ -38,6 +40,13 @@ def normalise(address: str | os.PathLike[str]) -> str:
 def _strip_local(address: str) -> str:
     scheme, separator, rest = address.partition("://")
     return rest if separator and scheme in LOCAL_PROTOCOLS else address
+
+
+def shareable(text: str) -> str:
+    """A text that holds addresses, without what they may hold of secrets: user and password, and signatures behind a ``?``."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(r"\1?…", _USER.sub(r"\1***@", text))
 
 
 def is_local(address: str) -> bool:

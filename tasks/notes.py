@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from loader import storage
+from loader.addresses import shareable
 from loader.contents import Contents, Histogram, caption_length
 from loader.sample_facts import SampleFacts, contents_of, facts_of
 from loader.sidecar import About, rows_of, write_sidecar
@@ -104,7 +105,8 @@ def _facts(key: str, members: Members, note: Note, digests: bool) -> SampleFacts
     pictures = facts.pictures
     if len(note.places) == len(pictures):
         pictures = tuple(
-            picture._replace(path=place or None) for picture, place in zip(pictures, note.places, strict=True)
+            picture._replace(path=shareable(place) or None)
+            for picture, place in zip(pictures, note.places, strict=True)
         )
     return facts._replace(pictures=pictures, outcome=note.outcome if pictures else None)
 

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from loader import indexing, meta, storage
+from loader.addresses import shareable
 from loader.errors import BadConfig, BadSample, ShardflowError
 from loader.registry import redactor
 from loader.sample_facts import is_picture
@@ -64,6 +65,11 @@ def pack_slot(slot: source.Slot, config: PackConfig) -> SlotReport:
     recipe = config.find_recipe()
     done = manifest.load(config.output, slot.index, config.storage_options)
     kept = done is not None and _is_current(done, slot, config, recipe)
+    if slot.sealed and not kept:
+        raise BadConfig(
+            f"{shard_name(slot, config)} is damaged or gone, and so are the rows that {config.source} gave for it: they "
+            "can't be packed again"
+        )
     if done is None or not kept:
         _withdraw(slot, config, done)
         done = _make(slot, config, recipe)
@@ -316,7 +322,7 @@ class _Builder:
 
     def _note(self, draft: Draft, stage: str, reason: str) -> None:
         row = draft.row
-        bad = BadRow(row.number, row.source, row.row, draft.key, stage, self._redact(reason))
+        bad = BadRow(row.number, row.source, row.row, draft.key, stage, shareable(self._redact(reason)))
         if self._config.on_error == "raise":
             raise BadSample(str(bad))
         self.bad.append(bad)
@@ -352,7 +358,8 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
     Looks at sizes, headers, rows, and the size and time of each local picture. Remote pictures are taken to be
     as they were, but for those of rows that could not be read then, which are tried again.
     """
-    if (slot.drop is not None and slot.drop != set(done.dropped)) or (config.retry_errors and done.bad):
+    again = slot.drop is not None and slot.drop != set(done.dropped)
+    if again or (config.retry_errors and done.bad and not slot.sealed):
         return False
     for shard in done.shards:
         address = storage.join(config.output, shard.path)
@@ -366,6 +373,8 @@ def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: r
             address, About(shard.size, shard.checksum), config.storage_options
         ):
             return False
+    if slot.sealed:
+        return True
     unread = {bad.number for bad in done.bad if bad.stage == "read"}
     inputs = Inputs(slot, config, recipe)
     for draft in drafts(slot, config, recipe, light=True):
