@@ -62,6 +62,7 @@ def _index(corpus: str, tars: list[str], members: int, tarfile_target: float) ->
             Contender("GNU tar -tvR", "bare.py", "index_gnu_tar_verbose", ahead=True),
             Contender("bare mmap walk", "bare.py", "index_bare"),
             Contender("ours: whole index file", "ours.py", "index_whole"),
+            Contender("Energon prepare (whole index, SQLite)", "peers_energon.py", "index_energon"),
         ],
         unit="µs a member",
         scale=_per(members),
@@ -147,11 +148,11 @@ def _random(corpus: str, args: dict[str, Any], loose: bool) -> Question:
 def converted(corpus: str, args: dict[str, Any]) -> dict[str, str]:
     """The same tars in the peers' own formats, for those that read no tar."""
     folders = {}
-    for peer in ("mosaic", "litdata"):
+    for peer, file in (("mosaic", "peers.py"), ("litdata", "peers.py"), ("energon", "peers_energon.py")):
         out = os.path.join(WORK, f"{corpus}-{sum(args['samples'])}-{peer}")
         if not os.path.exists(out + ".done"):
             shutil.rmtree(out, ignore_errors=True)
-            call(Contender(f"converter to {peer}", "peers.py", f"convert_{peer}"), {**args, "out": out})
+            call(Contender(f"converter to {peer}", file, f"convert_{peer}"), {**args, "out": out})
             with open(out + ".done", "w"):
                 pass
         corpora.warm(out)
@@ -183,6 +184,8 @@ def pack_questions(data: Corpora) -> list[Question]:
                 Contender("webdataset ShardWriter", "peers.py", "pack_webdataset", 3),
                 Contender("LitData optimize, 1 worker", "peers.py", "pack_litdata", 6),
                 Contender("MosaicML MDSWriter", "peers.py", "pack_mosaic"),
+                Contender("img2dataset's writer, Parquet included", "peers.py", "pack_img2dataset"),
+                Contender("cp -r of the files", "bare.py", "pack_cp"),
                 Contender("read only", "bare.py", "pack_read_only"),
             ],
             unit="MB/s",

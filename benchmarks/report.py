@@ -27,7 +27,18 @@ ORDER = (
     "scale",
 )  # of the questions, on the page and in a run of all
 _OURS = ("shardflow", "numpy", "torch", "pillow", "fsspec")
-_PEERS = ("webdataset", "wids", "itar", "litdata", "mosaicml-streaming", "numpy", "torch", "pillow")
+_PEERS = (
+    "webdataset",
+    "wids",
+    "itar",
+    "litdata",
+    "mosaicml-streaming",
+    "megatron-energon",
+    "img2dataset",
+    "numpy",
+    "torch",
+    "pillow",
+)
 _HEADINGS = ("against", "{unit}", "CPU s", "ratio", "spread", "target", "")
 
 

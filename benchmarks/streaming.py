@@ -21,9 +21,9 @@ LITDATA_VIEWS = "LitData, views not read"
 BARE = "bare mmap slices"
 PILLOW = "ours, Pillow"
 ARRAY = 'ours, images="array"'
-WEBDATASET, WIDS, LITDATA, MOSAIC = "webdataset", "wids", "LitData", "MosaicML"
-PEERS = (WEBDATASET, WIDS, LITDATA, MOSAIC)
-OVER_SHARDS = (WEBDATASET, MOSAIC)  # a batch of theirs draws from several shards, as ours does
+WEBDATASET, WIDS, LITDATA, MOSAIC, ENERGON = "webdataset", "wids", "LitData", "MosaicML", "Energon"
+PEERS = (WEBDATASET, WIDS, LITDATA, MOSAIC, ENERGON)
+OVER_SHARDS = (WEBDATASET, MOSAIC, ENERGON)  # a batch of theirs draws from several shards, as ours does
 
 
 def _args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,8 @@ def _args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, An
 
 def _peers(function: str = "stream") -> list[Contender]:
     names = {WEBDATASET: "webdataset", WIDS: "wids", LITDATA: "litdata", MOSAIC: "mosaic"}
-    return [Contender(title, "peers_stream.py", f"{function}_{name}") for title, name in names.items()]
+    peers = [Contender(title, "peers_stream.py", f"{function}_{name}") for title, name in names.items()]
+    return [*peers, Contender(ENERGON, "peers_energon.py", f"{function}_energon")]
 
 
 def _per_sample(seconds: float) -> float:
@@ -173,12 +174,16 @@ def _decoded(data: Corpora, workers: int) -> Race:
 
 
 def resume_questions(data: Corpora) -> list[Race]:
-    titles = (OURS, LITDATA, MOSAIC)
+    titles = (OURS, LITDATA, MOSAIC, ENERGON)
     contenders = [
         Contender(OURS, "ours_stream.py", "resume_ours"),
         Contender(LITDATA, "peers_stream.py", "resume_litdata"),
         Contender(MOSAIC, "peers_stream.py", "resume_mosaic"),
     ]
+    if (
+        len(data.photographs.tars) > 1
+    ):  # of a dataset of one tar, Energon repeats the epoch after its state is loaded
+        contenders.append(Contender(ENERGON, "peers_energon.py", "resume_energon"))
     args = _args("A", data, 0, batches=sum(data.photographs.samples) // BATCH // 2)
     aspects = [
         Aspect(
@@ -199,6 +204,7 @@ def resume_questions(data: Corpora) -> list[Race]:
             float,
             OURS,
             dict.fromkeys(titles[1:], None),
+            "Energon's is a pickle, counted as base64.",
         ),
     ]
     return [Race("Resume", contenders, args, aspects)]

@@ -243,6 +243,26 @@ def _jpegs(path: str) -> Report:
         }
 
 
+def pack_cp(args: Args) -> Report:
+    """`cp -r` of the folders that hold the files, their .txt included: as many opens, reads and writes, no tar."""
+    os.makedirs(args["out"])
+    with open(args["jpegs"]) as file:
+        folders = sorted({os.path.dirname(name) for name in file.read().split()})
+    with Stopwatch() as watch:
+        watch.run(["cp", "-r", *(os.path.join(args["loose"], folder) for folder in folders), args["out"]])
+    report = watch.report(peak=peak_bytes(children=True))
+    if args["check"]:
+        with open(args["jpegs"]) as file:
+            paths = [os.path.join(args["out"], name) for name in file.read().split()]
+        report["check"] = {"samples": digest_samples({"jpg": _bytes(path)} for path in paths)}
+    return report
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
 def pack_read_only(args: Args) -> Report:
     """Read every source file, write nothing: what reading alone costs."""
     with open(args["members"]) as file:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import os
 import sys
 import tarfile
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,20 +29,20 @@ from common import (
 BLOCK = 512
 
 
-def mosaic() -> Any:
-    """`streaming.base` without the rest of the package, whose top also imports torchvision's datasets."""
-    import importlib.util
-    import types
-
-    spec = importlib.util.find_spec("streaming")
+def _part(package: str, module: str) -> Any:
+    """A module of an installed package without what the package's top imports."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise ModuleNotFoundError("mosaicml-streaming is not installed: run benchmarks/setup.sh")
-    package = types.ModuleType("streaming")
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules["streaming"] = package
-    import streaming.base
+        raise ModuleNotFoundError(f"{package} is not installed: run benchmarks/setup.sh")
+    top = types.ModuleType(package)
+    top.__path__ = list(spec.submodule_search_locations)
+    sys.modules[package] = top
+    return importlib.import_module(f"{package}.{module}")
 
-    return streaming.base
+
+def mosaic() -> Any:
+    """The top of MosaicML Streaming also imports torchvision's datasets."""
+    return _part("streaming", "base")
 
 
 # -- index
@@ -236,6 +239,27 @@ def pack_webdataset(args: Args) -> Report:
     with Stopwatch() as watch, webdataset.ShardWriter(pattern, maxcount=1000, verbose=0) as writer:
         for i, (path, row) in enumerate(_rows(args)):
             writer.write({"__key__": f"{i:09d}", "jpg": _read(path), "json": {"caption": row["caption"]}})
+    return watch.report(peak=peak_bytes(), check=_tar_jpegs(args) if args["check"] else {})
+
+
+def pack_img2dataset(args: Args) -> Report:
+    """Its writer for tars, given the bytes that its downloader would hand to it; beside each tar, a Parquet file."""
+    import pyarrow
+
+    writer = _part("img2dataset", "writer")
+    schema = pyarrow.schema([("key", pyarrow.string()), ("caption", pyarrow.string())])
+    os.makedirs(args["out"])
+    with Stopwatch() as watch:
+        shard = None
+        for i, (path, row) in enumerate(_rows(args)):
+            if i % 1000 == 0:
+                if shard is not None:
+                    shard.close()
+                shard = writer.WebDatasetSampleWriter(i // 1000, args["out"], False, 5, schema, "jpg")
+            key, caption = f"{i:09d}", row["caption"]
+            shard.write(_read(path), key, caption, {"key": key, "caption": caption})
+        if shard is not None:
+            shard.close()
     return watch.report(peak=peak_bytes(), check=_tar_jpegs(args) if args["check"] else {})
 
 
