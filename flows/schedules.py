@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import available_timezones
 
 import yaml
 
@@ -29,7 +29,6 @@ FILE = "configs/schedules.yaml"  # where it is looked for, if nobody says anothe
 FLOWS = ("prepare", "pack", "gen-meta", "warmup", "verify")
 _FIELDS = ("flow", "parameters", "cron", "timezone", "after", "overlap", "active")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_RESERVED = "form"
 _MOST = 1 << 20  # bytes of a file
 
 
@@ -72,8 +71,10 @@ def _entry(address: str, name: Any, values: Any) -> Schedule:
     def refuse(text: str) -> NoReturn:
         raise BadConfig(f"{address}: {name}: {text}")
 
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == _RESERVED:
-        refuse(f"a name of small letters, digits and '-' was expected, other than '{_RESERVED}'")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        refuse("a name of small letters, digits and '-' was expected")
+    if name in FLOWS:
+        refuse("is the name of a flow, whose form has it already: choose another, such as nightly-warmup")
     if not isinstance(values, dict):
         refuse("'flow: …' and other fields were expected below it")
     for key in values:
@@ -116,4 +117,3 @@ def _check_when(values: Mapping[str, Any], refuse: Any) -> None:
         refuse("timezone is missing: say where the clock hangs, such as Europe/Berlin or UTC")
     if values["timezone"] not in available_timezones():
         refuse(f"timezone is {values['timezone']!r}: a name such as Europe/Berlin or UTC was expected")
-    ZoneInfo(values["timezone"])
