@@ -21,8 +21,9 @@ from tasks.pack import (
     Plan,
     check_share,
     finish_pack,
-    plan,
+    plans,
     prepare_output,
+    release,
     without_duplicates,
     write_errors,
 )
@@ -33,22 +34,28 @@ from tasks.source import Slot
 def pack_step(config: PackConfig, run: Run) -> StepReport:
     """Pack, and say what has become of it. The caller holds the output."""
     began = time.monotonic()
-    job = plan(config)
-    prepare_output(config)
+    results: list[SlotReport] = []
+    failures: list[tuple[Slot, Exception]] = []
     try:
-        work = Work(
-            kind="pack",
-            unit="slots",
-            items=job.slots,
-            function=pack_slot,
-            arguments=(config,),
-            label=partial(_slot_label, config=config),
-            size=lambda report: report.size,
-            kept=lambda report: report.kept,
-            explain=partial(_explain, redact=redact_of(config)),
-            fatal=(BadSample, BadConfig),
-        )
-        results, failures = run(work, config.n_jobs, lambda found: check_share(job, found))
+        for number, job in enumerate(plans(config)):
+            if not number:
+                prepare_output(config)
+            work = Work(
+                kind="pack",
+                unit="slots",
+                items=job.fresh,
+                function=pack_slot,
+                arguments=(config,),
+                label=partial(_slot_label, config=config),
+                size=lambda report: report.size,
+                kept=lambda report: report.kept,
+                explain=partial(_explain, redact=redact_of(config)),
+                fatal=(BadSample, BadConfig),
+            )
+            found, failed = run(work, config.n_jobs, partial(check_share, job) if job.whole else None)
+            results, failures = results + found, failures + failed
+            if not failed:
+                release(job)
         if not failures and (again := without_duplicates(job, results)):
             others, failures = run(replace(work, items=again), config.n_jobs)
             packed = {report.slot for report in others}

@@ -19,8 +19,10 @@ is what `pack` does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +39,14 @@ from tasks.lock import exclusive
 from tasks.manifest import BadRow, Manifest
 from tasks.reasons import Reason, by_reason
 from tasks.slot import SlotReport, pack_slot
-from tasks.sources import spool
+from tasks.sources import function_rows, spool
+from tasks.stream import ahead
 
 logger = logging.getLogger(__name__)
 
 ERRORS_NAME = "errors.jsonl"
 _EXAMPLES = 3
+_AHEAD = 64  # slots of a function that may wait to be packed
 
 OnSlot = Callable[[SlotReport], None]
 
@@ -68,6 +72,8 @@ class Plan:
     config: PackConfig
     slots: tuple[source.Slot, ...]
     claimed: Claim
+    fresh: tuple[source.Slot, ...] = ()  # those that are to be packed now
+    whole: bool = True  # whether these are all
 
     @property
     def rows(self) -> int:
@@ -103,7 +109,27 @@ def plan(config: PackConfig) -> Plan:
     if config.sidecar:
         parquet()  # BadConfig where it isn't installed
     claimed = before(config)
-    return Plan(config, tuple(source.plan_slots(config, claimed.slots, claimed.rows)), claimed)
+    slots = tuple(source.plan_slots(config, claimed.slots, claimed.rows))
+    return Plan(config, slots, claimed, slots)
+
+
+def plans(config: PackConfig) -> Iterator[Plan]:
+    """The plan; of a function that gives rows one after the other, one plan after the other, as slots are full.
+
+    Each has the slots of those before, and `fresh` ones; the first of several has none, so that the output can be
+    prepared before anything is written down there. The last is `whole`.
+    """
+    if not source.is_stream(config):
+        yield plan(config)
+        return
+    config.find_recipe()
+    claimed = before(config)
+    slots: tuple[source.Slot, ...] = ()
+    yield Plan(config, slots, claimed, whole=False)
+    for fresh in ahead(source.stream(config, claimed.slots, claimed.rows), _AHEAD):
+        slots += tuple(fresh)
+        yield Plan(config, slots, claimed, tuple(fresh), whole=False)
+    yield Plan(config, slots, claimed)
 
 
 def without_duplicates(job: Plan, reports: Iterable[SlotReport]) -> list[source.Slot]:
@@ -244,39 +270,48 @@ def write_errors(job: Plan, slots: Iterable[int]) -> str:
 def pack(config: PackConfig, on_slot: OnSlot | None = None) -> PackSummary:
     """Everything, in this process and its pool. `on_slot` is called for each slot as it is done."""
     with exclusive(config.output):
-        return pack_planned(plan(config), on_slot)
+        return _pack_all(config, plans(config), on_slot)
 
 
 def pack_planned(job: Plan, on_slot: OnSlot | None = None) -> PackSummary:
     """`pack` after its plan, for whoever wants to know its size first. The caller holds the output."""
+    return _pack_all(job.config, [job], on_slot)
+
+
+def _pack_all(config: PackConfig, jobs: Iterable[Plan], on_slot: OnSlot | None) -> PackSummary:
     began = time.monotonic()
-    prepare_output(job.config)
-    try:
-        reports = _pack_all(job, on_slot)
-        return finish_pack(job, reports, time.monotonic() - began)
-    finally:
-        storage.sweep(job.config.output)
-
-
-def _pack_all(job: Plan, on_slot: OnSlot | None) -> list[SlotReport]:
     reports: dict[int, SlotReport] = {}
     bad = 0
+    with contextlib.ExitStack() as stack:
+        stack.callback(storage.sweep, config.output)
+        pool: Pool | None = None
+        for job in jobs:
 
-    def note(report: SlotReport) -> None:
-        nonlocal bad
-        reports[report.slot] = report
-        bad += report.bad
-        if on_slot:
-            on_slot(report)
-        if _too_many(job, bad):
-            check_share(job, reports.values())
+            def note(report: SlotReport, job: Plan = job) -> None:
+                nonlocal bad
+                reports[report.slot] = report
+                bad += report.bad
+                if on_slot:
+                    on_slot(report)
+                if job.whole and _too_many(job, bad):
+                    check_share(job, reports.values())
 
-    with Pool(processes(job.config.n_jobs, len(job.slots))) as pool:
-        _pack_slots(job, job.slots, pool, note)
-        if again := without_duplicates(job, reports.values()):
+            if pool is None:
+                prepare_output(config)
+                slots = len(job.slots) if job.whole else sys.maxsize
+                pool = stack.enter_context(Pool(processes(config.n_jobs, slots)))
+            _pack_slots(job, job.fresh, pool, note)
+            release(job)
+        if pool is not None and (again := without_duplicates(job, reports.values())):
             bad = 0
             _pack_slots(job, again, pool, note)
-    return list(reports.values())
+        return finish_pack(job, list(reports.values()), time.monotonic() - began)
+
+
+def release(job: Plan) -> None:
+    """After the fresh slots of a plan that isn't whole: what was written down of them is needed no more."""
+    if not job.whole and job.config.duplicates != "drop":
+        function_rows.release(job.config, job.fresh)
 
 
 def _too_many(job: Plan, bad: int) -> bool:

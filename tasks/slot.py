@@ -142,10 +142,11 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Mani
 
 
 def _packed(info: ShardInfo, notes: ShardNotes) -> PackedShard:
+    extensions, sizes = notes.extensions()
     return PackedShard(
         **asdict(info),
-        extensions=dict(sorted(notes.extensions.items())),
-        bytes=dict(sorted(notes.bytes.items())),
+        extensions=extensions,
+        bytes=sizes,
         contents=notes.contents(),
         columns=notes.columns(),
     )

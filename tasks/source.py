@@ -63,8 +63,9 @@ def plan_slots(config: PackConfig, first_slot: int = 0, first_row: int = 0) -> l
     a JSONL file is found by the worker that reads it.
     """
     most = config.max_samples or _ROWS_OF_A_SLOT
-    function = config.source_kind == "python" or is_callable(config.source)
-    files = list(function_rows.drain(config, most)) if function else find_sources(config)
+    if is_stream(config):
+        return list(stream(config, first_slot, first_row))
+    files = _of_a_function(config, most) if is_function(config) else find_sources(config)
     if config.order == "shuffled" or config.split or config.split_column:
         slots = arrange.plan(files, config, most, open_source, first_slot, first_row)
     else:
@@ -75,6 +76,32 @@ def plan_slots(config: PackConfig, first_slot: int = 0, first_row: int = 0) -> l
     if first_slot + len(slots) > 1_000_000:
         raise BadConfig(f"max_samples is {most}: that makes {len(slots):,} shards, more than 1,000,000")
     return slots
+
+
+def is_function(config: PackConfig) -> bool:
+    """Whether rows come from a Python function."""
+    return config.source_kind == "python" or is_callable(config.source)
+
+
+def is_stream(config: PackConfig) -> bool:
+    """Whether slots can be packed while later rows aren't known yet (`stream`)."""
+    return is_function(config) and not (config.order == "shuffled" or config.split or config.split_column)
+
+
+def stream(config: PackConfig, first_slot: int = 0, first_row: int = 0) -> Iterator[Slot]:
+    """The slots of a function, each as soon as there are rows for it; numbered as by `plan_slots`."""
+    return function_rows.slots(config, config.max_samples or _ROWS_OF_A_SLOT, first_slot, first_row)
+
+
+def _of_a_function(config: PackConfig, most: int) -> list[SourceFile]:
+    """All that a function gives, before any of it is packed."""
+    if function_rows.resumable(config):
+        raise BadConfig(
+            f"source {config.source} takes start: so its rows are packed as they come, and can be neither shuffled nor "
+            "split"
+        )
+    slots = function_rows.slots(config, most, 0, 0)
+    return [segment.file for slot in slots for segment in slot.segments]
 
 
 def _in_order(

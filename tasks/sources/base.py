@@ -77,6 +77,7 @@ class Slot:
     split: str = ""
     number: int = -1
     drop: frozenset[int] | None = None  # numbers of the rows that are duplicates; None before that is known
+    sealed: bool = False  # packed by an earlier run, and its rows are nowhere else any more
 
     @property
     def shard(self) -> int:

@@ -15,10 +15,10 @@ from typing import Any
 
 from loader import storage
 from loader.errors import BadConfig
-from tasks import recipes
+from tasks import manifest, recipes
 from tasks.config import PackConfig
 from tasks.sources import base, spool
-from tasks.sources.base import Found, Place, Reader, Segment, SourceFile, described
+from tasks.sources.base import Found, Place, Reader, Segment, Slot, SourceFile, described
 
 # A part is, for each row: a line of JSON, [number of the row, record without its bytes, where these belong, their
 # sizes, error], and the bytes.
@@ -34,23 +34,44 @@ def resumable(config: PackConfig) -> bool:
         return False
 
 
-def drain(config: PackConfig, most: int) -> Iterator[SourceFile]:
-    """The function's records as files of at most `most` rows, each as soon as it is full and safe."""
-    number = done = 0
+def slots(config: PackConfig, most: int, first_slot: int, first_row: int) -> Iterator[Slot]:
+    """The function's records as slots of at most `most` rows, each as soon as it is full and written down."""
+    index, row = first_slot, first_row
     goes_on = resumable(config)
-    if goes_on:
-        while storage.exists(address := _part(config, number), config.storage_options):
-            file = _described(address, config)
-            yield file
-            done += sum(1 for _ in FunctionReader(file, config).places())
-            number += 1
-    records = _checked(config, done if goes_on else None)
+    while goes_on and (slot := _known(config, index, row, first_slot)):
+        yield slot
+        index, row = index + 1, row + slot.rows
+    records = _checked(config, row - first_row if goes_on else None)
     while part := list(islice(records, most)):
-        lines = [piece for row, record in enumerate(part, done + 1) for piece in _pieces(row, record)]
-        storage.write_bytes(_part(config, number), b"".join(lines), config.storage_options)
-        yield _described(_part(config, number), config)
-        number += 1
-        done += len(part)
+        numbered = enumerate(part, row - first_row + 1)
+        pieces = [piece for number, record in numbered for piece in _pieces(number, record)]
+        place = _part(config, index - first_slot)
+        storage.write_bytes(place, b"".join(pieces), config.storage_options)
+        yield _slot(_described(place, config), index, row, first_row, len(part))
+        index, row = index + 1, row + len(part)
+
+
+def release(config: PackConfig, packed: Iterable[Slot]) -> None:
+    """Remove what was written down of slots that are packed."""
+    for slot in packed:
+        for segment in slot.segments:
+            storage.remove(segment.file.address, config.storage_options)
+
+
+def _known(config: PackConfig, index: int, row: int, first_slot: int) -> Slot | None:
+    """A slot whose records are safe: written down, or packed already."""
+    place = _part(config, index - first_slot)
+    if storage.exists(place, config.storage_options):
+        file = _described(place, config)
+        with FunctionReader(file, config) as reader:
+            places = list(reader.places())
+        return _slot(file, index, row, row - (places[0].row - 1), len(places))
+    found = manifest.load(config.output, index, config.storage_options)
+    return Slot(index, row, found.rows, (), sealed=True) if found else None
+
+
+def _slot(file: SourceFile, index: int, row: int, first_row: int, rows: int) -> Slot:
+    return Slot(index, row, rows, (Segment(file, 0, file.size, row - first_row + 1, rows),))
 
 
 def _part(config: PackConfig, number: int) -> str:
