@@ -42,14 +42,17 @@ class Stored(NamedTuple):
 
 def store(data: bytes, options: ImageOptions) -> Stored:
     """One picture. BadSample with the reason if it can't be stored, or the options leave it out."""
+    if options.keep_all and is_native(data):  # the most frequent case by far
+        picture = identify(data)
+        width, height = picture.seen
+        if width * height <= options.max_pixels:
+            return Stored(data, picture.extension, width, height, AS_IS)
     if len(data) > options.max_bytes:
         raise BadSample(f"{len(data):,} bytes, more than image_max_bytes = {options.max_bytes:,}")
     if not is_native(data):
         return _convert(data, options)
     picture = identify(data, whole=options.verify != "none")
     width, height = picture.seen
-    if options.keep_all and width * height <= options.max_pixels:
-        return Stored(data, picture.extension, width, height, AS_IS)
     _check_size(width, height, options)
     scaled = fit(width, height, options)
     turned = picture.orientation != 1 and options.orientation == "apply"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,23 +44,24 @@ class ShardNotes:
     """Of all samples of a shard in the making."""
 
     def __init__(self, sidecar: bool) -> None:
-        self.extensions: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
         self._sidecar = sidecar
+        self._members: dict[str, list[int]] = {}  # by what follows a key: how many, and their bytes
         self._widths: list[int] = []
         self._heights: list[int] = []
         self._captions: list[int] = []
-        self._outcomes: Counter[str] = Counter()
+        self._outcomes: dict[str, int] = {}
         self._looked_into: list[SampleFacts] = []  # of ready samples, or all where there is to be a sidecar
         self._unseen: list[SampleFacts] = []  # those of them that the lists above know nothing of
 
     def add(self, key: str, members: Members, note: Note) -> None:
         """One more sample, which has been written."""
-        extensions, sizes = self.extensions, self.bytes
+        known = self._members
         for suffix, data in members:
-            extension = suffix[suffix.find(".") :].lower()
-            extensions[extension] += 1
-            sizes[extension] += len(data)
+            entry = known.get(suffix)
+            if entry is None:
+                entry = known[suffix] = [0, 0]
+            entry[0] += 1
+            entry[1] += len(data)
         if self._sidecar or note.ready:
             facts = _facts(key, members, note, self._sidecar)
             if self._sidecar:
@@ -73,7 +73,19 @@ class ShardNotes:
             for width, height in note.sizes:
                 self._widths.append(width)
                 self._heights.append(height)
-        self._outcomes.update(note.outcomes)
+        outcomes = self._outcomes
+        for outcome in note.outcomes:
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+    def extensions(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Members by extension, and their bytes."""
+        counts: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for suffix, (count, size) in self._members.items():
+            extension = suffix[suffix.find(".") :].lower()
+            counts[extension] = counts.get(extension, 0) + count
+            sizes[extension] = sizes.get(extension, 0) + size
+        return dict(sorted(counts.items())), dict(sorted(sizes.items()))
 
     def contents(self) -> dict[str, Any]:
         """What the shard holds, as its manifest says it."""

@@ -70,7 +70,7 @@ def test_what_is_known_already_is_not_looked_up() -> None:
     assert value["images"]["width"]["bins"] == {"512": 1}
     assert (value["captions"]["min"], value["captions"]["max"]) == (9, 10)
     assert value["outcomes"] == {"scaled down": 1}
-    assert (notes.extensions, notes.bytes) == ({".json": 2, ".jpg": 1}, {".json": 4, ".jpg": 5})
+    assert notes.extensions() == ({".json": 2, ".jpg": 1}, {".json": 4, ".jpg": 5})
 
 
 def test_outcomes_of_a_sample() -> None:
