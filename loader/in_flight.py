@@ -36,10 +36,14 @@ class Awaited(NamedTuple):
 class _Process:
     """What belongs to one process."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, of_thread: threading.local) -> None:
         self.pid = os.getpid()
-        self.requests = ThreadPoolExecutor(at_once, "shardflow-request")
-        self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open")
+
+        def begin() -> None:
+            of_thread.process = self
+
+        self.requests = ThreadPoolExecutor(at_once, "shardflow-request", begin)
+        self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open", begin)
         self.coming: dict[tuple[str, int], Awaited] = {}
         self.expected = 0
         self.lock = threading.Lock()
@@ -53,21 +57,35 @@ class InFlight:
         self.traffic = Traffic()
         self.at_once = at_once
         self._process: _Process | None = None
+        self._of_thread = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {**self.__dict__, "_process": None, "_of_thread": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _of_thread=threading.local())
 
     def __copy__(self: Self) -> Self:
         """Another one with the same counts, and threads of its own."""
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__getstate__())
+        other.__setstate__(self.__getstate__())
         return other
 
     @property
     def _own(self) -> _Process:
+        own: _Process | None = getattr(self._of_thread, "process", None)
+        if own is not None:  # a thread goes on with what it belongs to, closed as that may be
+            return own
         if self._process is None or self._process.pid != os.getpid():
-            self._process = _Process(self.at_once)
+            self._process = _Process(self.at_once, self._of_thread)
         return self._process
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function that makes a request, on one of the threads for that; InterruptedError once closed."""
+        try:
+            return self._own.requests.submit(function, *arguments)
+        except RuntimeError as error:
+            raise InterruptedError("closed: nothing is fetched any more") from error
 
     def fetch(
         self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
@@ -80,7 +98,7 @@ class InFlight:
         self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
     ) -> Future[list[bytes]]:
         """What `fetch` gives, on its way."""
-        return self._own.requests.submit(self.fetch, address, options, ranges, version)
+        return self.submit(self.fetch, address, options, ranges, version)
 
     def background(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that opens shards, on one of few threads."""

@@ -12,7 +12,7 @@ import logging
 import mmap
 import os
 import threading
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -163,15 +163,14 @@ class Remote(InFlight):
             asked = start, min(start + PART, stat.size)
             partial.write(self.fetch(address, options, [asked], stat.version)[0], start)
 
-        own = self._own
-        parts = [own.requests.submit(part, start) for start in range(0, stat.size, PART)]
+        parts: list[Future[None]] = []
         try:
+            parts.extend(self.submit(part, start) for start in range(0, stat.size, PART))
             for future in parts:
                 future.result()
         except BaseException:
-            for future in parts:
-                future.cancel()
-            wait(parts)  # none writes to a descriptor that is closed, and may be another file's by then
+            running = [future for future in parts if not future.cancel()]
+            wait(running)  # none writes to a descriptor that is closed, and may be another file's by then
             raise
 
     # -- indexes

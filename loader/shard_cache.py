@@ -38,14 +38,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNLOCKABLE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _LONGEST_NAP = 0.05  # seconds, while another process downloads what this one wants
 
-# Descriptors of this process that hold a .part. A forked child has them too, and would hold on to a download that nobody
-# does any more: it lets go of them at once.
-_filling: set[int] = set()
+# Descriptors of this process that hold something exclusively. A forked child has them too, and would hold on to it, when
+# its parent has long let go: it closes them at once.
+_holding: set[int] = set()
 
 
 def _let_go() -> None:
-    while _filling:
-        os.close(_filling.pop())
+    while _holding:
+        os.close(_holding.pop())
 
 
 os.register_at_fork(after_in_child=_let_go)
@@ -171,7 +171,7 @@ class ShardCache:
         """The ``.part`` of an entry, held exclusively; None if somebody else holds it."""
         path = os.path.join(self.folder, name + ".part")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _filling.add(descriptor)
+        _holding.add(descriptor)
         if _try_exclusive(descriptor) and _is_at(descriptor, path):
             return descriptor
         _close(descriptor)
@@ -188,14 +188,14 @@ class ShardCache:
             raise NoRoom(f"{self.folder}: {error.strerror}") from error
         with self._locked():  # who counts meanwhile would see both names, or none
             os.rename(path + ".part", path)
-        _filling.discard(descriptor)
+        _holding.discard(descriptor)
         # Not one step: who removes it in between, removes the name. What is open stays readable.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return descriptor
 
     def _discard(self, name: str, partial: int) -> None:
         path = os.path.join(self.folder, name + ".part")
-        if partial in _filling:
+        if partial in _holding:
             if _is_at(partial, path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -256,6 +256,7 @@ class ShardCache:
         path = os.path.join(self.folder, ".lock")
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _holding.add(descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if _is_at(descriptor, path):
@@ -268,7 +269,7 @@ class ShardCache:
                     ) from error
                 raise
             finally:
-                os.close(descriptor)
+                _close(descriptor)
 
     # -- for people
 
@@ -315,7 +316,9 @@ def _is_at(descriptor: int, path: str) -> bool:
 
 
 def _close(descriptor: int) -> None:
-    _filling.discard(descriptor)
+    with contextlib.suppress(OSError):  # for a child, too, that was forked before it was noted
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _holding.discard(descriptor)
     os.close(descriptor)
 
 
@@ -325,13 +328,14 @@ def _unused(path: str, remove: bool = False) -> bool:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
+    _holding.add(descriptor)
     try:
         free = _try_exclusive(descriptor)
         if free and remove and _is_at(descriptor, path):
             os.unlink(path)
         return free
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def _remove_unused(path: str) -> bool:

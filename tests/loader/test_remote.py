@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import places
@@ -314,6 +315,25 @@ def test_threads_end_with_what_they_serve(s3: Place, tmp_path: Path) -> None:
         while shardflow_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not shardflow_threads()
+
+
+def test_a_download_that_is_given_up(faulty: Place, faults: FaultProxy, tmp_path: Path) -> None:
+    """Neither its thread nor its half of a file stays; who wants it afterwards gets it."""
+    whole = make_tar(tmp_path / "x" / "x.tar", [("a.bin", bytes(6 * PART))])
+    storage.write_bytes(faulty.address("00000.tar"), Path(whole).read_bytes(), faulty.storage_options)
+    faults.reset(latency=0.1)
+    remote = Remote(str(tmp_path / "cache"), at_once=1)
+    opening = remote.background(open_, faulty, remote)
+    deadline = time.monotonic() + 20
+    while not remote.traffic.fetched and time.monotonic() < deadline:
+        time.sleep(0.01)
+    remote.close()
+    with pytest.raises((InterruptedError, CancelledError)):
+        opening.result(timeout=20)
+    assert entries(remote) == []
+    with open_(faulty, remote) as samples:
+        assert samples[0][".bin"] == bytes(6 * PART)
+    remote.close()
 
 
 def test_what_is_ahead_is_bounded(s3: Place, remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:

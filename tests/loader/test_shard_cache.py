@@ -168,17 +168,26 @@ ShardCache(sys.argv[1]).open(sys.argv[2], fill)
     assert cache.stat().downloading == 0
 
 
+def sleeping_child() -> int:
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    return child
+
+
+def end(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
 def test_a_fork_does_not_hold_a_download(cache: ShardCache) -> None:
     """A child that was forked in the middle of one would else keep all others from it, for as long as it lives."""
     children = []
 
     def fill(partial: Partial) -> None:
         partial.reserve(3)
-        child = os.fork()
-        if child == 0:
-            time.sleep(30)
-            os._exit(0)
-        children.append(child)
+        children.append(sleeping_child())
         raise OSError("cut")
 
     try:
@@ -188,8 +197,17 @@ def test_a_fork_does_not_hold_a_download(cache: ShardCache) -> None:
         assert content(cache.open(name(1), filling(b"one"), lambda: time.monotonic() > deadline)) == b"one"
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            end(child)
+
+
+def test_a_fork_does_not_hold_the_lock(cache: ShardCache) -> None:
+    with cache._locked():
+        child = sleeping_child()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(cache.stat).result(timeout=20).shards == 0
+    finally:
+        end(child)
 
 
 # -- the limit
