@@ -260,9 +260,16 @@ def each(paths: Iterable[str], name: str, act: Callable[[str], int]) -> int:
         except BrokenPipeError:  # noqa: PERF203
             raise
         except (ShardflowError, OSError) as error:
-            complain(name, str(error) or type(error).__name__)
+            complain(name, _told(error))
             status = 1
     return status
+
+
+def _told(error: Exception) -> str:
+    """An error in a sentence, without the number that the system gives it."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def complain(name: str, text: str) -> None:

@@ -19,12 +19,12 @@ from numpy.lib import format as npy
 
 from loader import storage
 from loader.checksums import crc32
-from loader.errors import BadIndex, BadSample, ShardflowError
+from loader.errors import BadIndex, BadSample
 from loader.find_sample import dataset_root, find_sample, index_of, split_address
 from loader.index import Index, load_index
 from loader.indexing import check_fresh, find_fresh
 from loader.meta import ShardMeta, meta_address, read_meta
-from loader.progress import command, complain, human_size, listing, table
+from loader.progress import command, each, human_size, listing, table
 from loader.storage import StorageOptions
 
 NAME = "shardflow show"
@@ -73,26 +73,11 @@ def show(
 def main(paths: Sequence[str], limit: int = LIMIT) -> int:
     """The body of ``shardflow show``: print each of `paths`; returns the exit status, 1 if one of them is bad."""
 
-    def body() -> int:
-        status = 0
-        for path in paths:
-            try:
-                show(path, limit)
-            except BrokenPipeError:  # noqa: PERF203 - one bad path doesn't hide the others
-                raise
-            except (ShardflowError, OSError) as error:
-                complain(NAME, _told(error))
-                status = 1
-        return status
+    def one(path: str) -> int:
+        show(path, limit)
+        return 0
 
-    return command(body, NAME)
-
-
-def _told(error: Exception) -> str:
-    """An error in a sentence, without the number that the system gives it."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    return command(lambda: each(paths, NAME, one), NAME)
 
 
 def describe(path: str, limit: int = LIMIT, storage_options: StorageOptions | None = None) -> Page:
