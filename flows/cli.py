@@ -15,7 +15,7 @@ from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
-from flows import readers
+from flows import cached, readers
 from flows.parameters import RUN_OPTIONS, packing_fields
 from loader import progress, storage
 from loader.arguments import not_negative, whole
@@ -23,7 +23,7 @@ from loader.progress import printable
 from tasks.config import Field
 
 NAME = "shardflow"
-_READERS = ("show", "stats", "verify", "extract")  # modules of the loader with a `main` of their own
+_READERS = ("show", "stats", "verify", "extract", "cache")  # modules of the loader with a `main` of their own
 _FLOWS = {"prepare": "prepare", "pack": "pack", "gen-meta": "gen_meta", "warmup": "warmup"}
 # Made absolute, so that what a server records means the same elsewhere.
 _PATHS = {
@@ -161,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("paths", metavar="PATH", nargs="+", help="path or URL; #NUMBER or #KEY for one sample")
     readers.add(commands, _add)
+    cached.add(commands, _add)
     demo = _add(
         commands,
         "demo",

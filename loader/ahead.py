@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
-from loader.cache import OpenShards
 from loader.errors import ShardflowError
 from loader.in_flight import BYTES_AHEAD
 from loader.indexed_tar_samples import IndexedTarSamples
+from loader.open_shards import OpenShards
 from loader.order import Order
 from loader.remote import Remote
 from loader.stream import Ints, Stream

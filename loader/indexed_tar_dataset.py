@@ -13,11 +13,11 @@ from typing import Any, get_args
 from torch.utils.data import get_worker_info
 
 from loader.ahead import Ahead
-from loader.cache import OpenShards
 from loader.data_handler import Handler
 from loader.errors import BadConfig, BadMeta, ShardflowError
 from loader.indexed_tar import check_backend
 from loader.indexed_tar_samples import IndexedTarSamples
+from loader.open_shards import OpenShards
 from loader.order import Order
 from loader.registry import DatasetEntry
 from loader.remote import Remote

@@ -13,9 +13,9 @@ from typing import Any, Literal, SupportsIndex, get_args, overload
 import numpy as np
 from torch.utils.data import Dataset
 
-from loader.cache import OpenShards
 from loader.datasets import SampleDataset
 from loader.errors import ShardflowError, StoreError, TooManyBad
+from loader.open_shards import OpenShards
 from loader.remote import Remote
 from loader.selection import Ints
 
