@@ -1,6 +1,6 @@
 """CSV and TSV: rows as byte ranges, read as Python's csv module reads them, so a quoted field may hold line breaks.
 
-The first line gives the fields. A cell is text; an empty one is a field that the row lacks.
+The first line gives the fields. A cell is text, an empty one an empty text.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class TextReader(Reader):
             break
         if len(set(self._header)) != len(self._header):
             twice = next(name for name in self._header if self._header.count(name) > 1)
+            self._stream.close()
             raise BadConfig(f"source {file.name}: its first line names the field {twice[:60]!a} twice")
 
     def places(self) -> Iterator[Place]:
@@ -88,7 +89,7 @@ class TextReader(Reader):
             texts = [cell.encode("latin-1").decode() for cell in cells]
         except UnicodeDecodeError as error:
             return None, f"not UTF-8: {error.reason}"
-        return {name: text for name, text in zip(self._header, texts, strict=True) if text}, ""
+        return dict(zip(self._header, texts, strict=True)), ""
 
 
 class _Lines:

@@ -121,7 +121,7 @@ def found(table: Any, first_row: int) -> Iterator[Found]:
             if record is None:
                 yield Found(row, b"", None, "a value in it is no text, number or time that Python can hold")
                 continue
-            plain = {name: _plain(value) for name, value in record.items() if value is not None}
+            plain = {name: _plain(value) for name, value in record.items()}
             data = json.dumps(plain, default=_digest, separators=(",", ":")).encode()
             yield Found(row, data, plain)
 

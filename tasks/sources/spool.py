@@ -12,8 +12,8 @@ import gzip
 import hashlib
 import lzma
 import zlib
-from collections.abc import Iterable
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
 from loader import storage
 from loader.errors import BadConfig
@@ -37,18 +37,12 @@ def unpacked(file: SourceFile, compression: str, config: PackConfig) -> SourceFi
     if not storage.exists(place, config.storage_options):
         with storage.open_read(file.address, options_of(config, file.address)) as stream:
             try:
-                _write(place, _chunks(_opened(stream, compression, file)), config)
+                _write(place, _opened(stream, compression, file), config)
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-                if isinstance(error, (BadConfig, FileNotFoundError, PermissionError)):
-                    raise
+                if isinstance(error, BadConfig) or (isinstance(error, OSError) and error.errno is not None):
+                    raise  # of the disk or the network; bad data has no number
                 raise BadConfig(
                     f"source {file.name} cannot be unpacked ({compression}): {error}: repair it"
-                ) from error
-            except Exception as error:
-                if type(error).__name__ != "ZstdError":  # which is no built-in
-                    raise
-                raise BadConfig(
-                    f"source {file.name} cannot be unpacked (zstd): {error}: repair it"
                 ) from error
     return described(place, config, file.kind, file.name)
 
@@ -87,22 +81,31 @@ def _write(place: str, pieces: Iterable[bytes], config: PackConfig) -> None:
         target.write(b"".join(pending))
 
 
-def _chunks(stream: Any) -> Iterable[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk
+def _opened(stream: BinaryIO, compression: str, file: SourceFile) -> Iterator[bytes]:
+    """What comes out, piece by piece; EOFError where the end is missing."""
+    if compression == "zstd":
+        return _zstd(stream, file)
+    opened: Any = {"gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}[compression]
+    unpacked = opened(fileobj=stream) if compression == "gzip" else opened(stream)
+    return iter(lambda: unpacked.read(_CHUNK), b"")
 
 
-def _opened(stream: BinaryIO, compression: str, file: SourceFile) -> BinaryIO:
-    if compression == "gzip":
-        return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-    if compression == "bzip2":
-        return cast(BinaryIO, bz2.BZ2File(stream))
-    if compression == "xz":
-        return cast(BinaryIO, lzma.LZMAFile(stream))
+def _zstd(stream: BinaryIO, file: SourceFile) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise BadConfig(
             f"source {file.name} needs zstandard, which is not installed: pip install 'shardflow[zstd]'"
         ) from error
-    return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+    frame: Any = None
+    while data := stream.read(_CHUNK):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from error
+            data = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("it ends before its last frame does")
