@@ -25,7 +25,7 @@ def test_it_is_the_folder_that_is_said(
 def test_a_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code == 2 and "usage: shardflow cache" in capsys.readouterr().err
+    assert ended.value.code == 2 and "usage: shardflow" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
