@@ -55,6 +55,7 @@ class Race:
     args: Mapping[str, Any]
     aspects: Sequence[Aspect]
     limits: Sequence[Limit] = field(default_factory=tuple)
+    before: Callable[[], None] | None = None  # called before each run
 
     def ask(self, rounds: int) -> list[Answer]:
         """One answer for each aspect."""
@@ -68,7 +69,7 @@ class Race:
             order = list(able)
             random.Random(turn).shuffle(order)
             for each in order:
-                report = call(each, {**self.args, "check": False})
+                report = self._run(each, check=False)
                 busy.own += report["cpu"]
                 runs[each.title].append(report)
         others = busy.others()
@@ -92,12 +93,17 @@ class Race:
             )
         return answers
 
+    def _run(self, contender: Contender, check: bool) -> Report:
+        if self.before is not None:
+            self.before()
+        return call(contender, {**self.args, "check": check})
+
     def _verify(self) -> dict[str, Report]:
         checked: dict[str, Report] = {}
         right: Report | None = None
         for each in self.contenders:
             try:
-                report = call(each, {**self.args, "check": True})
+                report = self._run(each, check=True)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 print(f"  {each.title}: left out: {error}", file=sys.stderr)
                 continue

@@ -21,6 +21,7 @@ ORDER = (
     "random",
     "pack",
     "stream",
+    "cold",
     "decode",
     "resume",
     "overhead",

@@ -26,7 +26,7 @@ PEERS = (WEBDATASET, WIDS, LITDATA, MOSAIC, ENERGON)
 OVER_SHARDS = (WEBDATASET, MOSAIC, ENERGON)  # a batch of theirs draws from several shards, as ours does
 
 
-def _args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, Any]:
+def stream_args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, Any]:
     """What all contenders are told; `limit`: samples of the epoch that are timed, all but its very end."""
     if corpus == "A":
         tars, samples = data.photographs.tars, data.photographs.samples
@@ -48,7 +48,7 @@ def _args(corpus: str, data: Corpora, workers: int, **more: Any) -> dict[str, An
     return {**args, **converted(corpus.lower(), args), **more}
 
 
-def _peers(function: str = "stream") -> list[Contender]:
+def peers_of(function: str = "stream") -> list[Contender]:
     names = {WEBDATASET: "webdataset", WIDS: "wids", LITDATA: "litdata", MOSAIC: "mosaic"}
     peers = [Contender(title, "peers_stream.py", f"{function}_{name}") for title, name in names.items()]
     return [*peers, Contender(ENERGON, "peers_energon.py", f"{function}_energon")]
@@ -58,7 +58,7 @@ def _per_sample(seconds: float) -> float:
     return seconds * 1e6
 
 
-def _workers(count: int) -> str:
+def workers_of(count: int) -> str:
     return f"{count} workers" if count else "no workers"
 
 
@@ -67,7 +67,7 @@ def stream_questions(data: Corpora) -> list[Race]:
 
 
 def _raw(corpus: str, data: Corpora, workers: int) -> Race:
-    what = f"corpus {corpus}, raw bytes, {_workers(workers)}"
+    what = f"corpus {corpus}, raw bytes, {workers_of(workers)}"
     name = f"{corpus} {workers}"
     targets: dict[str, float | None] = dict.fromkeys(PEERS, 1.0 if workers else 2.0)
     aspects = [
@@ -112,7 +112,7 @@ def _raw(corpus: str, data: Corpora, workers: int) -> Race:
     ]
     contenders = [
         Contender(OURS, "ours_stream.py", "stream"),
-        *_peers(),
+        *peers_of(),
         Contender(BARE, "bare_stream.py", "stream_mmap"),
         Contender(READ, "ours_stream.py", "stream_read"),
     ]
@@ -133,7 +133,7 @@ def _raw(corpus: str, data: Corpora, workers: int) -> Race:
                 {LITDATA_VIEWS: 2.0},
             ),
         )
-    return Race(f"Streams, {what}", contenders, _args(corpus, data, workers), aspects)
+    return Race(f"Streams, {what}", contenders, stream_args(corpus, data, workers), aspects)
 
 
 def decode_questions(data: Corpora) -> list[Race]:
@@ -141,8 +141,8 @@ def decode_questions(data: Corpora) -> list[Race]:
 
 
 def _decoded(data: Corpora, workers: int) -> Race:
-    what = f"decoded to 224 pixels, {_workers(workers)}"
-    args = _args("A", data, workers, decode=True, limit=1920 if not data.quick else 640)
+    what = f"decoded to 224 pixels, {workers_of(workers)}"
+    args = stream_args("A", data, workers, decode=True, limit=1920 if not data.quick else 640)
     aspects = [
         Aspect(
             f"decode {workers} {kind}",
@@ -167,7 +167,7 @@ def _decoded(data: Corpora, workers: int) -> Race:
     ]
     contenders = [
         Contender(PILLOW, "ours_stream.py", "decode_pillow"),
-        *_peers(),
+        *peers_of(),
         Contender(ARRAY, "ours_stream.py", "decode_array"),
     ]
     return Race(f"Streams, {what}", contenders, args, aspects)
@@ -184,7 +184,7 @@ def resume_questions(data: Corpora) -> list[Race]:
         len(data.photographs.tars) > 1
     ):  # of a dataset of one tar, Energon repeats the epoch after its state is loaded
         contenders.append(Contender(ENERGON, "peers_energon.py", "resume_energon"))
-    args = _args("A", data, 0, batches=sum(data.photographs.samples) // BATCH // 2)
+    args = stream_args("A", data, 0, batches=sum(data.photographs.samples) // BATCH // 2)
     aspects = [
         Aspect(
             "resume A",
@@ -215,7 +215,7 @@ def overhead_questions(data: Corpora) -> list[Race]:
         Race(
             f"Own overhead, corpus {corpus}",
             [Contender(OURS, "ours_stream.py", "overhead")],
-            _args(corpus, data, 0),
+            stream_args(corpus, data, 0),
             [
                 Aspect(
                     f"overhead {corpus}",

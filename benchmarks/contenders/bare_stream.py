@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Iterator
 from typing import Any
 
-from bare import walk
+from bare import members, walk
 from common import Args, Report, main
 from streams import run, running, same
 
@@ -33,6 +33,29 @@ class Slices:
         number, places = self.samples[i]
         data = self.maps[number]
         return {extension: data[start:end] for extension, start, end in places}
+
+
+def stream_in_order(args: Args) -> Report:
+    """Each tar read into memory as a whole, its samples in the order that they have there; without workers."""
+
+    def loop() -> Iterator[Any]:
+        batch: list[dict[str, bytes]] = []
+        for path in args["tars"]:
+            with open(path, "rb", buffering=0) as file:
+                data = file.read()
+            samples: dict[str, dict[str, bytes]] = {}
+            for name, start, size in members(data):
+                key, _, extension = name.partition(".")
+                samples.setdefault(key, {})[extension] = data[start : start + size]
+            for sample in samples.values():
+                batch.append(sample)
+                if len(batch) == args["batch"]:
+                    yield batch
+                    batch = []
+        if batch:
+            yield batch
+
+    return run({**args, "workers": 0}, loop, running(args["samples"]))
 
 
 def stream_mmap(args: Args) -> Report:

@@ -55,11 +55,20 @@ def index_walk(args: Args) -> Report:
 
 def index_whole(args: Args) -> Report:
     """The whole index file's bytes: walk, samples, names by hash. No checksums, as no peer makes them."""
+    return _index(args, checksum=False)
+
+
+def index_checked(args: Args) -> Report:
+    """The whole index file's bytes, checksums included: every byte of the tar is read."""
+    return _index(args, checksum=True)
+
+
+def _index(args: Args, checksum: bool) -> Report:
     with Stopwatch() as watch:
         found = []
         for path in args["tars"]:
             with tar_buffer(path) as buffer:
-                found.append(build(buffer, path, checksum=False))
+                found.append(build(buffer, path, checksum=checksum))
     if not args["check"]:
         return watch.report()
     indexes = [Index(data, "the index just made") for data in found]

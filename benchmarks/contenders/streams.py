@@ -65,7 +65,7 @@ def run(args: Args, build: Build, starts: list[int] | None = None) -> Report:
     with Stopwatch(workers) as first:
         loader = build()
         batches = iter(loader)
-        next(batches)
+        size = len(next(batches))
     count = 0
     with Stopwatch(workers) as rest:
         for batch in batches:
@@ -73,7 +73,8 @@ def run(args: Args, build: Build, starts: list[int] | None = None) -> Report:
             if count >= args["limit"]:
                 break
     memory = tree_pss()
-    report = rest.report(first=_seconds(first), sample=_seconds(rest) / count, pss=memory)
+    begin, then = _seconds(first), _seconds(rest)
+    report = rest.report(first=begin, sample=then / count, epoch=(begin + then) / (count + size), pss=memory)
     report["cpu"] += first.cpu
     return report
 
