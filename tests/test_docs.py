@@ -128,12 +128,12 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_page_on_packing_has_every_field_of_a_config() -> None:
-    types = {"str": "text", "int": "whole number", "float": "number"}
+    types = {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no"}
     rows = []
     for field in config.fields():
         text, _, unset = field.description.partition(" Empty: ")
         usual = unset.rstrip(".") or ("required" if field.default is MISSING else field.default)
-        usual = "–" if usual in ("", None) else usual
+        usual = "–" if usual in ("", None) else "no" if usual is False else usual
         rows.append(f"| `{field.name}` | {types.get(field.type, 'options')} | {usual} | {text} |\n")
     table = "".join(rows)
     assert table in (ROOT / "docs/packing.md").read_text(), f"docs/packing.md should have\n{table}"
