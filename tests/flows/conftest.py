@@ -54,6 +54,7 @@ warmup-after-gen-meta:
   flow: warmup
   after: gen-meta
   parameters: {patterns: "{{ flow_run.parameters.dataset }}"}
+  overlap: wait
   active: true
 """
 

@@ -13,8 +13,9 @@ import pytest
 from running import ROOT
 
 CODE = """
-import subprocess, sys, time
+import subprocess, sys, threading, time
 from flows.interrupts import Interrupts
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as a library's: it doesn't block the signal
 sleep = [sys.executable, "-c", "import time; time.sleep(%s)"]
 with Interrupts() as interrupts:
     if %r == "action":
@@ -22,7 +23,8 @@ with Interrupts() as interrupts:
     child = subprocess.Popen(sleep)
     print("ready", flush=True)
     try:
-        child.wait()
+        while child.poll() is None:
+            time.sleep(0.01)
         print("child", child.returncode, flush=True)
     except KeyboardInterrupt:
         print("interrupted", child.poll(), flush=True)

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from running import ROOT, session_members
+from running import ROOT, SECRET, session_members
 from upping import Up, started, up_options, wait_for
 
 from flows import server
@@ -66,6 +66,23 @@ def test_what_runs_after_gen_meta_is_told_its_dataset(up: Up, corpus: Path, tmp_
     assert ended["parameters"]["patterns"] == str(out) and ended["name"] == f"warmup {out}"
 
 
+def test_a_run_that_overlaps_is_left_out_or_waits(up: Up) -> None:
+    for name, expected in (
+        ("nightly-warmup", "Cancelled"),
+        ("warmup-after-gen-meta", "AwaitingConcurrencySlot"),
+    ):
+        limit = up.deployment(f"warmup/{name}")["global_concurrency_limit"]["name"]
+        slot = {"names": [limit], "slots": 1, "mode": "concurrency"}
+        up.ask("v2/concurrency_limits/increment", **slot)  # as its last run does, which is at work still
+        run = up.start(f"warmup/{name}", patterns="/nowhere/*")
+
+        def state(run: str = run) -> str:
+            return str(up.ask(f"flow_runs/{run}")["state"]["name"])
+
+        wait_for(lambda expected=expected, state=state: state() == expected, state)
+        up.ask("v2/concurrency_limits/decrement", **slot)
+
+
 def test_killed_it_leaves_nothing_and_its_next_life_goes_on(
     up: Up, place: Path, large: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +118,10 @@ def test_killed_it_leaves_nothing_and_its_next_life_goes_on(
         states = dict(database.execute("select id, state_type from flow_run").fetchall())
     database.close()
     assert states[second] == "CANCELLED"
+    for file in (place / "home").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), (
+            "what a config says stays there"
+        )
 
 
 def patch(up: Up, path: str, **body: object) -> None:
