@@ -1,4 +1,4 @@
-"""Answers as a table for the terminal, as Markdown, and as JSON with machine, versions and commit."""
+"""Answers as a table for the terminal, as Markdown with pictures, and as JSON with machine, versions and commit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+import plot
 from harness import HERE, PEERS_PYTHON, Answer, Cell
 
 RESULTS = os.path.join(HERE, "results")
@@ -20,6 +21,7 @@ ORDER = (
     "open",
     "random",
     "pack",
+    "reencode",
     "stream",
     "cold",
     "decode",
@@ -107,8 +109,16 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{_number(cell.ratio)} ×",
         f"{_number(cell.low)} – {_number(cell.high)}",
         target,
-        cell.verdict,
+        _judged(cell),
     )
+
+
+def _judged(cell: Cell) -> str:
+    """The verdict; and whether the runs differ by more from each other than ours from the peer."""
+    parts = [cell.verdict] if cell.verdict else []
+    if cell.high - cell.low > abs(cell.ratio - 1) and "within noise" not in cell.verdict:
+        parts.append("spread above difference")
+    return "; ".join(parts)
 
 
 def _number(value: float) -> str:
@@ -130,7 +140,7 @@ def _foot(answer: Answer) -> str:
 def unmet(answers: Sequence[Answer]) -> list[str]:
     """One line for each target that is not met, "within noise" or not."""
     return [
-        f"{answer.title}: {row[0]}: {row[3] or row[1]}, target {row[5]}: {row[6]}"
+        f"{answer.title}: {row[0]}: {row[3] or row[1]}, target {row[5]}: {row[6].partition(';')[0]}"
         for answer in answers
         for row in rows(answer)
         if row[6].startswith("NOT MET")
@@ -148,7 +158,7 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, "  " + _foot(answer), ""])
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
+def markdown(results: Mapping[str, dict[str, Any]]) -> str:
     """One page of all results, each as `write` left it."""
     parts = [
         "# Benchmark results",
@@ -157,24 +167,39 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "pairs that were run in turn, and its spread is their smallest and largest. Trust ratios over absolutes.",
         "",
     ]
-    for result in results:
-        for answer in (Answer.from_json(each) for each in result["answers"]):
+    for name, result in results.items():
+        parts += [f"![{name}: ours against each]({name}.svg)", ""]
+        for answer in answers_of(result):
             parts += [f"## {answer.title}", "", _line(_headings(answer))]
             parts += [_line(["---"] + ["---:"] * 5 + ["---"])]
             parts += [_line(row) for row in rows(answer)]
             parts += ["", _foot(answer), ""]
         where = result["where"]
         parts += [
-            f"Measured {where['date']} at commit {where['commit']}{' (with changes)' if where['changed'] else ''}.",
+            (
+                f"Measured {where['date']} at commit {where['commit']}{' (with changes)' if where['changed'] else ''}, "
+                f"load {where['load at start']} at the start."
+            ),
             "",
         ]
-    parts += ["## Where", ""]
-    for name, value in results[-1]["where"].items() if results else ():
-        shown = (
-            ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
-        )
-        parts.append(f"- {name}: {shown}")
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *_machines(results)]) + "\n"
+
+
+def _machines(results: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The surroundings, each once, with the names of the questions that were asked there."""
+    asked: dict[str, list[str]] = {}
+    for name, result in results.items():
+        lines = []
+        for key, value in result["where"].items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{package} {version}" for package, version in value.items())
+            if key not in ("date", "commit", "changed", "load at start"):
+                lines.append(f"- {key}: {value}")
+        asked.setdefault("\n".join(lines), []).append(name)
+    parts = ["## Where", ""]
+    for lines, names in asked.items():
+        parts += [f"{', '.join(names)}:", "", lines, ""]
+    return parts[:-1]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -189,10 +214,28 @@ def write(name: str, answers: Sequence[Answer], around: dict[str, Any], quick: b
     with open(os.path.join(folder, name + ".json"), "w") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")
-    results = []
+    return write_page(folder)
+
+
+def read(folder: str = RESULTS) -> dict[str, dict[str, Any]]:
+    """Name of a question → what was found, of all that have been asked, in the order of the page."""
+    results = {}
     for each in ORDER:
         with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, each + ".json")) as file:
-            results.append(json.load(file))
+            results[each] = json.load(file)
+    return results
+
+
+def answers_of(result: Mapping[str, Any]) -> list[Answer]:
+    return [Answer.from_json(each) for each in result["answers"]]
+
+
+def write_page(folder: str) -> str:
+    """README.md and the pictures, from the results that lie there."""
+    results = read(folder)
+    for name, result in results.items():
+        with open(os.path.join(folder, name + ".svg"), "w") as file:
+            file.write(plot.svg(answers_of(result)))
     page = os.path.join(folder, "README.md")
     with open(page, "w") as file:
         file.write(markdown(results))
