@@ -42,13 +42,15 @@ def address(output: str) -> str:
 
 def before(config: PackConfig) -> Claim:
     """What the job's slots come behind, as `claim` will write it down; changes nothing."""
-    found = _load(config)
-    job = _job(config)
-    if found is not None and found.job == job:
+    found, job = _load(config), _job(config)
+    known = found is not None and found.job == job
+    if config.mode == "overwrite" and (not known or metas(config)):
+        return Claim(job, replaces=_holds_something(config, found))
+    if found is not None and known:
         return found
-    if config.mode == "append" and (found is not None or metas(config) or _tars(config)):
+    if config.mode == "append" and _holds_something(config, found):
         return _behind(config, found)
-    if config.mode == "resume" and found is not None and found.job.get("source") == config.source:
+    if found is not None and _resumes(config, found):
         moved = any(found.job.get(name) != job.get(name) for name in ("split", "split_column"))
         return replace(found, job=job, replaces=found.replaces or moved)
     return Claim(job)
@@ -61,13 +63,14 @@ def claim(config: PackConfig) -> Claim:
     Call it with the output held (`tasks.lock.exclusive`).
     """
     found, wanted = _load(config), before(config)
-    known = found is not None and found.job == wanted.job
-    if config.mode == "overwrite" and (not known or metas(config)):
-        wanted = Claim(wanted.job, replaces=True)
-        _forget(config)
-    elif known:
+    if found == wanted and config.mode != "overwrite":
         return wanted
-    elif config.mode == "error" or (config.mode == "resume" and wanted == Claim(wanted.job)):
+    if config.mode == "overwrite":
+        if found == wanted and not metas(config):
+            return wanted
+        if wanted.replaces:
+            _forget(config)
+    elif config.mode != "append" and not (found is not None and _resumes(config, found)):
         if found is not None:
             _refuse_other(config, found.job, wanted.job)
         elif not manifest.slots(config.output, config.storage_options):
@@ -90,6 +93,14 @@ def metas(config: PackConfig) -> list[str]:
         return [own]
     files = storage.list_files(config.output, meta.META_NAME, config.storage_options)
     return [file for file in files if storage.name(file) == meta.META_NAME]
+
+
+def _holds_something(config: PackConfig, found: Claim | None) -> bool:
+    return found is not None or bool(metas(config) or _tars(config))
+
+
+def _resumes(config: PackConfig, found: Claim) -> bool:
+    return config.mode == "resume" and found.job.get("source") == config.source
 
 
 def _job(config: PackConfig) -> dict[str, Any]:

@@ -127,7 +127,9 @@ def remove_leftovers(config: PackConfig, claimed: Claim, shards: set[str], slots
     options = config.storage_options
     pattern = shard_pattern(config)
     stems = {path.removesuffix(".tar") for path in shards}
-    used = {storage.parent(f"{config.output}/{path}") for path in shards} | {config.output}
+    used = {storage.parent(f"{config.output}/{path}") for path in shards}
+    if not (config.split or config.split_column):
+        used.add(config.output)
     emptied = set()
     for file in storage.list_files(config.output, "", options):
         path = storage.relative(file, config.output)
