@@ -89,12 +89,12 @@ def _processor() -> str:
 
 def rows(answer: Answer) -> list[tuple[str, ...]]:
     """The table of one answer: a line for ours, then one a peer, then ours' limits."""
-    table = [(answer.ours, _number(answer.ours_value), f"{answer.ours_cpu:.3g}", "", "", "", "")]
+    table = [(answer.ours, number(answer.ours_value), f"{answer.ours_cpu:.3g}", "", "", "", "")]
     table += [_row(cell) for cell in answer.cells]
     for limit in answer.limits:
         word = "met" if limit["met"] else "NOT MET"
         per, unit = limit.get("per", 1e6), limit.get("unit", "MB")
-        value, most = (f"{_number(limit[key] / per)} {unit}".rstrip() for key in ("bytes", "limit"))
+        value, most = (f"{number(limit[key] / per)} {unit}".rstrip() for key in ("bytes", "limit"))
         table.append((limit["title"], value, "", "", "", f"< {most}", word))
     return table
 
@@ -104,16 +104,16 @@ def _row(cell: Cell) -> tuple[str, ...]:
     target = "" if cell.target is None else "ahead" if cell.target == 1 else f"{cell.target:g} ×"
     return (
         cell.peer + extra,
-        _number(cell.peer_value),
+        number(cell.peer_value),
         f"{cell.peer_cpu:.3g}",
-        f"{_number(cell.ratio)} ×",
-        f"{_number(cell.low)} – {_number(cell.high)}",
+        f"{number(cell.ratio)} ×",
+        f"{number(cell.low)} – {number(cell.high)}",
         target,
-        _judged(cell),
+        judged(cell),
     )
 
 
-def _judged(cell: Cell) -> str:
+def judged(cell: Cell) -> str:
     """The verdict; and whether the runs differ by more from each other than ours from the peer."""
     parts = [cell.verdict] if cell.verdict else []
     if cell.high - cell.low > abs(cell.ratio - 1) and "within noise" not in cell.verdict:
@@ -121,7 +121,7 @@ def _judged(cell: Cell) -> str:
     return "; ".join(parts)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

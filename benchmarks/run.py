@@ -1,4 +1,4 @@
-"""Speed, shown: `python benchmarks/run.py index|open|random|pack|stream|cold|decode|resume|overhead|scale|all [--quick]`.
+"""Speed, shown: `python benchmarks/run.py index|open|random|pack|reencode|stream|cold|decode|resume|overhead|scale|all [--quick]`.
 
 Makes the corpora where they aren't there yet (benchmarks/make_corpus.py), sets up the peers (benchmarks/setup.sh),
 measures ours against each peer in turn, prints a table for each question, and writes all of it to
@@ -18,6 +18,7 @@ from cold import cold_questions
 from harness import HERE, WORK, Answer, Question, ask
 from questions import Corpora, index_questions, open_questions, pack_questions, random_questions
 from races import Race
+from reencode import reencode_questions
 from streaming import (
     decode_questions,
     overhead_questions,
@@ -31,6 +32,7 @@ QUESTIONS: dict[str, Callable[[Corpora], Sequence[Question | Race]]] = {
     "open": open_questions,
     "random": random_questions,
     "pack": pack_questions,
+    "reencode": reencode_questions,
     "stream": stream_questions,
     "cold": cold_questions,
     "decode": decode_questions,
