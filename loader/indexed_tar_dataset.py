@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from torch.utils.data import get_worker_info
 
+from loader.addresses import is_local
 from loader.ahead import Ahead
 from loader.data_handler import Handler
 from loader.errors import BadConfig, BadMeta, ShardflowError
@@ -20,7 +21,7 @@ from loader.indexed_tar_samples import IndexedTarSamples
 from loader.open_shards import OpenShards
 from loader.order import Order
 from loader.registry import DatasetEntry
-from loader.remote import Remote
+from loader.remote import remote_for
 from loader.resumable import Ints, Resumable, Sharding
 from loader.ret_sample import DataStatus, RetSample
 from loader.schedule import Schedule, Tail
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _URLS_KEPT = 4096
 _BATCHES_AHEAD = 4
+_LARGE = 16 << 10  # bytes of a sample
 
 
 class IndexedTarDataset(Resumable):
@@ -62,6 +64,8 @@ class IndexedTarDataset(Resumable):
     (bytes), `prefetch`: how shards in a store are read, see docs/remote.md; `traffic` tells what that took. Not
     thread-safe. Pickles to workers hold no connections, and the list of shards as shared memory.
     """
+
+    views = False  # a subclass's samples are views into maps
 
     def __init__(
         self,
@@ -123,7 +127,7 @@ class IndexedTarDataset(Resumable):
         self._shards = OpenShards(lru_size, self._open)
         self._urls: dict[int, str] = {}
         self._numbers: dict[str, int] | None = None
-        self.remote = self._way_to_stores(cache_dir, max_cache_size)
+        self.remote = remote_for(self.table, backend, cache_dir, max_cache_size)
         self.selection: Selection | None = None  # None: all take part
         self.counts: Ints = self.table.counts  # samples of each shard that take part
         self.fingerprint = self.table.fingerprint
@@ -308,7 +312,7 @@ class IndexedTarDataset(Resumable):
         """Open one shard, for the `lru_size` that stay open. Of a store's, threads open those that come next."""
         opened = IndexedTarSamples(
             self.table.url(shard),
-            backend=self.backend,
+            backend=self._backend_of(shard),
             remote=self.remote,
             storage_options=self.table.storage_options(shard),
             index_root=self.index_root,
@@ -321,22 +325,17 @@ class IndexedTarDataset(Resumable):
             )
         return opened
 
+    def _backend_of(self, shard: int) -> str:
+        """Of large samples, copying is all the cost: then the map is spared, whose pages would count as our memory."""
+        large = self.table.sizes[shard] >= _LARGE * self.table.counts[shard]
+        if self.backend == "auto" and large and not self.views and is_local(self.table.url(shard)):
+            return "read"
+        return self.backend
+
     @property
     def traffic(self) -> Traffic:
         """What reading from stores took so far, workers included."""
         return Traffic() if self.remote is None else self.remote.traffic
-
-    def _way_to_stores(self, cache_dir: str | None, max_cache_size: int | None) -> Remote | None:
-        """None if all is read in place; BadConfig for a cache that can't hold the largest shard."""
-        if not self.table.remote and self.backend not in ("cache", "range"):
-            return None
-        remote = Remote(cache_dir, max_cache_size)
-        remote.traffic.share()
-        if self.backend in ("auto", "cache") and len(self.table):
-            largest = int(self.table.sizes.argmax())
-            remote.check_limit(int(self.table.sizes[largest]), self.table.url(largest))
-            remote.cache.prepare()
-        return remote
 
     def _ahead(self, stream: Stream) -> Ahead | None:
         """What fetches the samples of a stream before it gets there."""
@@ -344,9 +343,11 @@ class IndexedTarDataset(Resumable):
             return None
         worker = get_worker_info()
         self.remote.traffic.of_worker(None if worker is None else worker.id)
-        if self.backend == "range":
-            return Ahead(self, stream, self._shards, self.remote, 0, self.prefetch or _BATCHES_AHEAD)
-        return Ahead(self, stream, self._shards, self.remote, self.prefetch or self._lru_size, _BATCHES_AHEAD)
+        ranges = self.backend == "range"
+        shards = 0 if ranges else self.prefetch or self._lru_size
+        batches = self.prefetch if ranges and self.prefetch else _BATCHES_AHEAD
+        size = int(self.table.sizes.sum()) // max(1, self.table.num_samples)
+        return Ahead(self, stream, self._shards, self.remote, shards, batches, size)
 
     def _open(self, shard: int) -> IndexedTarSamples:
         ahead = None if self._stream is None else self._stream.ahead

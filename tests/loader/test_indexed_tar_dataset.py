@@ -143,6 +143,19 @@ def test_open_shards_are_bounded(root: str) -> None:
     assert len(dataset._shards) == 2 == dataset.lru_size
 
 
+def test_large_samples_are_read_small_ones_mapped(tmp_path: Path) -> None:
+    write_shard(f"{tmp_path}/large.tar", [(f"{n}", [(".bin", bytes(40_000))]) for n in range(3)])
+    write_shard(f"{tmp_path}/small.tar", [(f"{n}", [(".bin", bytes(4))]) for n in range(3)])
+    for options, backends in (
+        ({}, ["read", "mmap"]),
+        ({"views": True, "decode": False}, ["mmap", "mmap"]),
+        ({"backend": "mmap"}, ["mmap", "mmap"]),
+    ):
+        dataset = SampleDataset(f"{tmp_path}/*.tar", **options)  # type: ignore[arg-type]
+        assert [dataset.open_shard(shard).tar.backend for shard in range(2)] == backends
+        assert sorted(len(sample[".bin"]) for sample in dataset) == [4] * 3 + [40_000] * 3
+
+
 def test_told_once_that_windows_are_wider_than_what_stays_open(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
