@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from loader import storage
 from loader.errors import BadMeta
 from loader.gen_meta import list_tars, reason, save_meta
 from loader.index import index_path
-from loader.meta import ShardMeta, meta_address, read_meta, read_stats
+from loader.meta import META_NAME, ShardMeta, meta_address, read_meta, read_stats
 from loader.pool import Pool, processes
 from loader.progress import command, complain, each, human_size, human_time, listing, progress, table
 from loader.sidecar import is_ours, sidecar_path
@@ -76,11 +76,50 @@ def verify(
 ) -> Verdict:
     """Look at a dataset's folder, or at one tar, on at most `n_jobs` processes (0: all cores), or by way of `doer`.
 
-    `deep`: decode every member as well. `repair`: write anew what is wrong beside the tars. `on_start` is told how
+    A folder without a meta.json of its own, below which others have one, is looked at dataset by dataset. `deep`: decode every member as well. `repair`: write anew what is wrong beside the tars. `on_start` is told how
     many tars there are, `on_done` what each has come to. What is wrong with data is in the verdict; FileNotFoundError
     if there is nothing at `path`.
     """
     address = storage.normalise(path)
+    how = How("", deep, repair, storage_options, index_root, require_end, contents=repair)
+    verdict = Verdict(address)
+    for root in _datasets(address, storage_options):
+
+        def begun(count: int, before: int = verdict.tars) -> None:
+            on_start(before + count)
+
+        found = _verify(root, how, n_jobs, begun, on_done, doer)
+        if root == address:
+            return found
+        folder = storage.relative(root, address)
+        verdict.problems += [problem._replace(path=f"{folder}/{problem.path}") for problem in found.problems]
+        verdict.reports |= {f"{folder}/{name}": report for name, report in found.reports.items()}
+        verdict.tars += found.tars
+    return verdict
+
+
+def _datasets(address: str, options: StorageOptions | None) -> list[str]:
+    """The folders of datasets that are meant: the one at the address, or those below, if it is none itself."""
+    if address.endswith(".tar") or storage.exists(meta_address(address), options):
+        return [address]
+    metas = [
+        file for file in storage.list_files(address, META_NAME, options) if storage.name(file) == META_NAME
+    ]
+    roots = [storage.parent(file) for file in metas]
+    tars = storage.list_files(address, ".tar", options)
+    covered = all(any(tar.startswith(f"{root}/") for root in roots) for tar in tars)
+    return roots if roots and covered else [address]
+
+
+def _verify(
+    address: str,
+    how: How,
+    n_jobs: int,
+    on_start: Callable[[int], None],
+    on_done: OnDone,
+    doer: Doer | None,
+) -> Verdict:
+    storage_options, repair = how.storage_options, how.repair
     single = address.endswith(".tar") and not storage.is_dir(address, storage_options)
     root = storage.parent(address) if single else address
     expected, problems = _expected(root, storage_options)
@@ -89,7 +128,7 @@ def verify(
         storage.stat(address, storage_options)
         problems = []
     verdict = Verdict(root, problems, tars=len(tars))
-    how = How(root, deep, repair, storage_options, index_root, require_end, contents=repair)
+    how = replace(how, root=root)
     sidecars: dict[str, SidecarState] = {}
     asked = [Tar(tar, (expected or {}).get(storage.relative(tar, root))) for tar in tars]
     on_start(len(asked))

@@ -54,17 +54,19 @@ def split_of(found: Manifest) -> str:
 
 
 def unify_sidecars(config: PackConfig, shards: Iterable[PackedShard]) -> None:
-    """Give all sidecars in the output the same columns."""
-    own = [shard for shard in shards if shard.columns is not None]
-    if not own:
-        return
-    columns = union(shard.columns or {} for shard in own)
+    """Give all sidecars of a dataset the same columns; splits are datasets."""
+    own: dict[str, list[PackedShard]] = {}
+    for shard in shards:
+        if shard.columns is not None:
+            own.setdefault(shard.path.rpartition("/")[0], []).append(shard)
+    columns = {folder: union(shard.columns or {} for shard in found) for folder, found in own.items()}
 
     def one(shard: PackedShard) -> None:
-        conform(storage.join(config.output, shard.path), columns, config.storage_options)
+        wanted = columns[shard.path.rpartition("/")[0]]
+        conform(storage.join(config.output, shard.path), wanted, config.storage_options)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        list(threads.map(one, own))
+        list(threads.map(one, [shard for found in own.values() for shard in found]))
 
 
 def describe(

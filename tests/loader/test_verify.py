@@ -100,6 +100,26 @@ def test_many_processes_find_the_same(dataset: Path) -> None:
     assert verify(str(dataset), n_jobs=2).problems == verify(str(dataset), n_jobs=1).problems != []
 
 
+def test_datasets_below_a_folder_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    for split, counts in (("train", [3, 2]), ("val", [1])):
+        make_dataset(tmp_path / split, counts)
+        gen_meta(str(tmp_path / split), n_jobs=1)
+    started: list[int] = []
+    verdict = verify(str(tmp_path), n_jobs=1, on_start=started.append)
+    assert verdict.ok and verdict.tars == 3 and started == [2, 3]
+    assert list(verdict.reports) == [
+        "train/shard-000000.tar",
+        "train/shard-000001.tar",
+        "val/shard-000000.tar",
+    ]
+    (tmp_path / "val" / "shard-000000.tar.index").unlink()
+    assert told(tmp_path) == [("val/shard-000000.tar.index", "index", False)]
+    assert verify(str(tmp_path), n_jobs=1, repair=True).ok
+    assert not (tmp_path / "meta.json").exists()
+    make_tar(tmp_path / "x.tar", pairs(1))  # which is in none of them: one dataset is meant
+    assert ("meta.json", "meta", False) in told(tmp_path)
+
+
 def test_in_memory_and_in_a_bucket(dataset: Path, s3: Place) -> None:
     for root, options in (("memory://verify", {}), (s3.root, s3.storage_options)):
         for name, data in snapshot(dataset).items():

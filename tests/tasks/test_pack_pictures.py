@@ -305,3 +305,50 @@ def test_no_secret_in_what_is_reported(album: Path) -> None:
     for data in snapshot(config.output).values():
         assert b"hunter2secret" not in data and b"abc123" not in data
     assert "***.jpg: No such file" in errors(config)[0]["reason"]
+
+
+def test_splits_have_a_schema_each_and_what_is_appended_has_that_of_all(album: Path) -> None:
+    config = job(album, split_column="part", max_samples=3)
+    lines = [json.loads(line) for line in (album / "records.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["part"] = "val" if number % 4 == 0 else "train"
+        line["kind"] = "a text" if number % 4 == 0 else number
+    (album / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    pack.pack(config)
+    assert {row["part"] for row in side(config)} == {"train", "val"}
+    assert verify(config.output, n_jobs=1).problems == []
+    skipped = [read_stats(f"{config.output}/{split}")["skipped_rows"] for split in ("train", "val")]
+    assert sum(sum(counts.values()) for counts in skipped) == 3 and skipped[0] != skipped[1]
+    one = job(album, output=str(album.parent / "one"))
+    pack.pack(one)
+    first = {name: data for name, data in snapshot(one.output).items() if name.endswith(".tar")}
+    (album / "more.jsonl").write_text(
+        json.dumps({"image": "60-a.jpg", "caption": "more", "score": "a text"}) + "\n"
+    )
+    more = job(album, source=str(album / "more.jsonl"), output=one.output, mode="append")
+    pack.pack(more)
+    assert {name: snapshot(one.output)[name] for name in first} == first
+    assert [row["score"] for row in side(one)][:2] == ["0.0", "0.0"] and side(one)[-1]["score"] == '"a text"'
+    assert verify(one.output, n_jobs=1).problems == []
+    stats = read_stats(one.output)
+    assert stats["captions"]["count"] == 17 and sum(stats["skipped_rows"].values()) == 3
+    assert stats["outcomes"]["as it is"] == 9
+
+
+def test_from_the_command_line(album: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from flows import cli
+
+    file = album / "job.yaml"
+    file.write_text("source: records.jsonl\noutput: out\nmax_samples: 6\nmax_bad_fraction: 1\nn_jobs: 1\nimages: {format: webp, quality: 60}\n")  # fmt: skip
+    assert cli.main(["pack", str(file), "--direct", "--sidecar", "--image-max-side", "50"]) == 0
+    config = job(album, output=str(album / "out"))
+    assert {row["outcome"] for row in side(config)} >= {"scaled down", "converted from GIF"}
+    (album / "none.jpg").write_bytes(encoded(photo(60, 60)))
+    before = snapshot(album / "out")
+    assert (
+        cli.main(["pack", str(file), "--direct", "--sidecar", "--image-max-side=50", "--retry-errors"]) == 0
+    )
+    assert "2 of 4 slots were done before" in capfd.readouterr().out
+    after = snapshot(album / "out")
+    changed = {name for name in after if name.endswith(".tar") and before.get(name) != after[name]}
+    assert changed == {"shard-000003.tar"}
