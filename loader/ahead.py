@@ -24,7 +24,7 @@ from loader.order import Order
 from loader.remote import Remote
 from loader.stream import Ints, Stream
 
-_UNIT = 16  # samples that are planned at a time, where batches are smaller
+_SMALLEST = 16  # samples that count as a batch, where it is smaller
 _LOOK = 8192  # places of the stream that are looked through for new shards at a time
 
 
@@ -67,16 +67,25 @@ class _Opening:
 
 class Ahead:
     """Goes before one iteration of one worker. `shards`: as many are opened before they are needed; `batches`: as
-    many are on their way where they are read by ranges, of BYTES_AHEAD / 2 at most.
+    many are on their way where they are read by ranges, until they come to half of BYTES_AHEAD. `sample_size`: bytes of
+    a sample, about.
     """
 
     def __init__(
-        self, owner: Opener, stream: Stream, opened: OpenShards, remote: Remote, shards: int, batches: int
+        self,
+        owner: Opener,
+        stream: Stream,
+        opened: OpenShards,
+        remote: Remote,
+        shards: int,
+        batches: int,
+        sample_size: int,
     ) -> None:
         self.owner, self.stream, self.opened, self.remote = owner, stream, opened, remote
         self._shards = shards
-        self._unit = max(owner.batch_size, _UNIT)
-        self._samples = batches * self._unit
+        batch = max(owner.batch_size, _SMALLEST)
+        self._samples = batches * batch
+        self._unit = max(1, min(batch, BYTES_AHEAD // 4 // max(1, sample_size)))  # planned at a time
         self._next_look = self._planned = stream.consumed  # entries of the stream
         self._opening: dict[int, _Opening] = {}
         self._first_needed = self._first_touches()

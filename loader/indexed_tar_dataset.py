@@ -338,16 +338,15 @@ class IndexedTarDataset(Resumable):
         return Traffic() if self.remote is None else self.remote.traffic
 
     def _ahead(self, stream: Stream) -> Ahead | None:
-        """What fetches the samples of a stream before it gets there."""
-        if self.remote is None or self.prefetch == 0:
+        """What fetches the samples of a stream before it gets there, and ends the threads when it ends."""
+        if self.remote is None:
             return None
-        worker = get_worker_info()
-        self.remote.traffic.of_worker(None if worker is None else worker.id)
-        ranges = self.backend == "range"
-        shards = 0 if ranges else self.prefetch or self._lru_size
-        batches = self.prefetch if ranges and self.prefetch else _BATCHES_AHEAD
-        size = int(self.table.sizes.sum()) // max(1, self.table.num_samples)
-        return Ahead(self, stream, self._shards, self.remote, shards, batches, size)
+        self.remote.traffic.of_worker(getattr(get_worker_info(), "id", None))
+        shards = self._lru_size if self.prefetch is None else self.prefetch
+        batches = _BATCHES_AHEAD if self.prefetch != 0 else 0
+        if self.backend == "range":
+            shards, batches = 0, batches if self.prefetch is None else self.prefetch
+        return Ahead(self, stream, self._shards, self.remote, shards, batches, self.table.sample_size)
 
     def _open(self, shard: int) -> IndexedTarSamples:
         ahead = None if self._stream is None else self._stream.ahead

@@ -32,6 +32,7 @@ from loader.index import Index, index_path
 from loader.indexing import ensure_index
 from loader.range_reader import RangeReader
 from loader.shard_cache import Partial, ShardCache
+from loader.shards import ShardTable
 from loader.storage import Stat, StorageOptions
 from loader.tar import BLOCK, Buffer, TarMap
 from loader.world import cache_folder
@@ -270,6 +271,21 @@ class Remote(InFlight):
         except (StaleIndex, BadIndex):
             return False
         return True
+
+
+def remote_for(
+    table: ShardTable, backend: str, cache_dir: str | None, max_cache_size: int | None
+) -> Remote | None:
+    """What reads a dataset's shards; None if that is done in place. BadConfig for a cache that can't hold the largest."""
+    if not table.remote and backend not in ("cache", "range"):
+        return None
+    remote = Remote(cache_dir, max_cache_size)
+    remote.traffic.share()
+    if backend in ("auto", "cache") and len(table):
+        largest = int(table.sizes.argmax())
+        remote.check_limit(int(table.sizes[largest]), table.url(largest))
+        remote.cache.prepare()
+    return remote
 
 
 def _key(address: str, options: StorageOptions | None, stat: Stat) -> str:

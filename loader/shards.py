@@ -95,6 +95,11 @@ class ShardTable:
         """Samples in all shards."""
         return int(self.begins[-1])
 
+    @property
+    def sample_size(self) -> int:
+        """Bytes of a sample, on average."""
+        return int(self.sizes.sum()) // max(1, self.num_samples)
+
     def url(self, shard: int) -> str:
         """The address of a shard."""
         first, last = self._name_begins[shard : shard + 2].tolist()
