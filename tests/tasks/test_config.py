@@ -155,3 +155,11 @@ def test_the_example_is_valid_and_shows_the_defaults() -> None:
     assert found.source.endswith("/data/records.jsonl")
     defaults = PackConfig(found.source, found.output, recipe_folder=found.recipe_folder)
     assert found == defaults
+
+
+@pytest.mark.parametrize(
+    "file", [*sorted(EXAMPLE.parent.glob("*pack*.yaml")), EXAMPLE.parent / "reshard.yaml"]
+)
+def test_the_examples_can_be_meant(file: Path) -> None:
+    found = config.load(file)
+    assert all(part.startswith(f"{EXAMPLE.parents[1]}/data/") for part in found.source.split(","))
