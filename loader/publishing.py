@@ -9,10 +9,12 @@ wins, the other is told (WriteConflict). Such files are small: they are held in 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import io
 import logging
+import math
 import os
 import re
 import secrets
@@ -29,6 +31,14 @@ from loader.stores import StorageOptions
 logger = logging.getLogger(__name__)
 
 _UPLOAD_PART = 16 << 20  # bytes a part: 10,000 parts reach 160 GB, memory stays at about three parts
+_OBJECT_STORES = (
+    *stores.S3,
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+)  # one request makes a small file appear whole
 _ABANDONED = 24 * 3600.0  # seconds after which nobody is taken to be still uploading
 # .<final name>.<8 hex digits>.part: hidden, so no listing of shards or images takes it for data.
 _TEMPORARY = re.compile(r"(?s)\..+\.[0-9a-f]{8}\.part\Z")
@@ -65,16 +75,9 @@ def publish(
         with _local(addresses.local_path(address), if_absent, if_match) as file:
             yield file
         return
-    fs, path = stores.filesystem(address, storage_options)
-    if fs.protocol == "memory" or if_absent or if_match is not None:
-        collected = io.BytesIO()
-        yield collected
-        _put(address, storage_options, collected.getvalue(), if_absent, if_match)
-        return
-    with _upload(
-        address, storage_options, fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
-    ) as file:
-        yield file
+    with _Upload(address, storage_options, whole=if_absent or if_match is not None) as upload:
+        yield cast(BinaryIO, upload)
+        upload.complete(if_absent, if_match)
 
 
 def write_bytes(
@@ -159,100 +162,130 @@ def _flush_folder(folder: str) -> None:
 # -- stores
 
 
-@contextlib.contextmanager
-def _upload(address: str, storage_options: StorageOptions | None, upload: Any) -> Iterator[BinaryIO]:
-    """`upload`, completed when the block ends, or aborted."""
-    with contextlib.suppress(
-        ValueError
-    ):  # fsspec keeps each for a transaction that nobody has begun, for ever
-        upload.fs.transaction.files.remove(upload)
-    began, sending = time.monotonic(), _Sending(upload)
-    try:
-        yield cast(BinaryIO, sending)
-        sending.send(upload.close)  # sends the last part; nothing is visible yet
-    except BaseException as error:
-        try:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
-                upload.discard()
-        finally:
-            upload.closed = True  # so that neither __exit__ nor __del__ commits what is not whole
-        if error is sending.error:
-            _tell(address, storage_options, sending.error, began)
-        raise
-    try:
-        upload.commit()
-    except BaseException as error:
-        with contextlib.suppress(Exception):
-            upload.discard()
-        if isinstance(error, Exception):
-            _tell(address, storage_options, error, began)
-        raise
+class _Upload(io.RawIOBase):
+    """A file for a store: in memory while it is small, or `whole`, and so sent by one request; else in parts.
 
+    Leaving it as a context without `complete` leaves nothing.
+    """
 
-class _Sending:
-    """A file that tells the errors of its store from those of whoever writes into it."""
+    def __init__(self, address: str, storage_options: StorageOptions | None, whole: bool) -> None:
+        self._address, self._options = address, storage_options
+        self._collected, self._size = io.BytesIO(), 0
+        protocol = addresses.protocol(address)
+        # memory:// shows a file when it is opened; what is no object store shows one while it is sent.
+        at_once = whole or protocol == "memory"
+        self._most = math.inf if at_once else _UPLOAD_PART if protocol in _OBJECT_STORES else -1
+        self._parts: Any = None  # fsspec's file, once there is one
+        self._process, self._began = os.getpid(), time.monotonic()
 
-    def __init__(self, upload: Any) -> None:
-        self._upload = upload
-        self.error: Exception | None = None
+    def writable(self) -> bool:
+        return True
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._upload, name)
-
-    def send(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except Exception as error:
-            self.error = error
-            raise
+    def tell(self) -> int:
+        return self._size
 
     def write(self, data: Any) -> int:
-        return int(self.send(self._upload.write, data))
+        size = memoryview(data).nbytes
+        if self._parts is None and self._size + size > self._most:
+            self._send(self._begin)
+        self._size += size
+        if self._parts is None:
+            self._collected.write(data)
+        else:
+            self._send(self._parts.write, data)
+        return size
 
+    def _begin(self) -> None:
+        fs, path = stores.filesystem(self._address, self._options)
+        self._parts = fs.open(path, "wb", block_size=_UPLOAD_PART, autocommit=False)
+        # While the interpreter shuts down, nothing can be sent any more: who tries waits for ever.
+        atexit.register(self._abort)
+        with contextlib.suppress(ValueError):  # fsspec keeps each for a transaction that nobody has begun
+            fs.transaction.files.remove(self._parts)
+        self._parts.write(self._collected.getvalue())
+        self._collected = io.BytesIO()
 
-def _tell(address: str, storage_options: StorageOptions | None, error: Exception, began: float) -> None:
-    """Raise what to say of an upload that failed, after its client has tried each request as often as it may."""
-    tries = stores.policy(storage_options).max_tries
-    told = retrying.failure("writing", address, error, tries, time.monotonic() - began)
-    if told is not error:
-        raise told from error
+    def complete(self, if_absent: bool, if_match: str | None) -> None:
+        """Make the file appear."""
+        if self._parts is None and self._most < 0:  # nothing was written
+            self._send(self._begin)
+        if self._parts is None:
+            _put(self._address, self._options, self._collected.getvalue(), if_absent, if_match)
+            return
+        self._send(self._parts.close)  # the last part; nothing is visible yet
+        self._send(self._parts.commit)
+        self._done()
+
+    def _send(self, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            # The client has tried each request as often as it may.
+            tries = stores.policy(self._options).max_tries
+            told = retrying.failure("writing", self._address, error, tries, time.monotonic() - self._began)
+            if told is error:
+                raise
+            raise told from error
+
+    def __exit__(self, *error: object) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        """Leave nothing of what isn't complete, where this is the process that began it."""
+        if self._parts is None or os.getpid() != self._process:
+            return
+        try:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self._parts.discard()
+        finally:
+            self._done()
+
+    def _done(self) -> None:
+        atexit.unregister(self._abort)
+        parts, self._parts = self._parts, None
+        parts.closed = True  # so that neither __exit__ nor __del__ commits what is not whole
 
 
 def _put(
     address: str, storage_options: StorageOptions | None, data: bytes, if_absent: bool, if_match: str | None
 ) -> None:
-    """Send a small file in one request, under the condition."""
-    fs, path = stores.filesystem(address, storage_options)
-    if fs.protocol == "memory":
-        with _memory:
-            if if_absent and fs.exists(path):
-                raise _exists(address)
-            if if_match is not None:
-                _compare(address, _version(fs.info(path)) if fs.exists(path) else None, if_match)
-            fs.pipe_file(path, data)
-        return
+    """Send a small file in one request, under the condition if there is one."""
     protocol = addresses.protocol(address)
-    if if_match is not None and protocol not in stores.S3:
-        raise BadAddress(f"{address}: {protocol}:// has no way to replace one version of a file alone")
+    if protocol == "memory":
+        _put_in_memory(address, data, if_absent, if_match)
+        return
+    if protocol not in _OBJECT_STORES or (if_match is not None and protocol not in stores.S3):
+        raise BadAddress(f"{address}: {protocol}:// can't be written under a condition")
 
     def put() -> None:
+        fs, path = stores.filesystem(address, storage_options, tries=1)
         if protocol in stores.S3:
-            bucket, key, _ = fs.split_path(path)
-            condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match}
-            fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+            condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
+            fs.pipe_file(path, data, chunksize=len(data) + 1, **condition)
         else:
-            fs.pipe_file(path, data, mode="create")
+            fs.pipe_file(path, data, **({"mode": "create"} if if_absent else {}))
 
     try:
         retrying.call(
-            "writing", address, storage_options, put, lambda: stores.renew(address, storage_options)
+            "writing", address, storage_options, put, lambda: stores.renew(address, storage_options, tries=1)
         )
     except (OSError, StoreError) as error:
         if not retrying.refused(error):
             raise
         # A reply may have been lost, and the request sent again: it then met its own work.
+        fs, path = stores.filesystem(address, storage_options)
         if _content(fs, path) != data:
             raise (_exists(address) if if_absent else _changed(address)) from error
+
+
+def _put_in_memory(address: str, data: bytes, if_absent: bool, if_match: str | None) -> None:
+    fs, path = stores.filesystem(address)
+    with _memory:
+        if if_absent and fs.exists(path):
+            raise _exists(address)
+        if if_match is not None:
+            _compare(address, version_of(fs.info(path)) if fs.exists(path) else None, if_match)
+        fs.pipe_file(path, data)
 
 
 def _content(fs: Any, path: str) -> bytes | None:
@@ -260,10 +293,6 @@ def _content(fs: Any, path: str) -> bytes | None:
         return cast(bytes, fs.cat_file(path))
     except FileNotFoundError:
         return None
-
-
-def _version(details: Any) -> str:
-    return version_of(details)
 
 
 def version_of(details: Any) -> str:

@@ -188,7 +188,7 @@ class _Connection:
             return await self._refuse(method, head, kind)
         length = int(_header(head, b"content-length") or 0)
         if kind == "reset_upload":
-            await self.reader.readexactly(max(1, length // 2))
+            await self.reader.readexactly(length // 2)
             self._reset()
         from_server, to_server = await self._connect()
         to_server.write(head)
