@@ -21,6 +21,7 @@ from loader import progress, storage
 from loader.arguments import not_negative, whole
 from loader.progress import printable
 from tasks.config import Field
+from tasks.source_options import normalised
 
 NAME = "shardflow"
 _READERS = ("show", "stats", "verify", "extract", "cache")  # modules of the loader with a `main` of their own
@@ -38,6 +39,7 @@ _PATHS = {
     "registry",
     "report",
 }
+_ABSOLUTE = {"source": normalised}  # several with commas, or a function
 _HOW = """
 
 Runs are recorded by the Prefect server that PREFECT_API_URL names; without one, Prefect's embedded server is
@@ -77,7 +79,9 @@ def run_job(job: str, parameters: dict[str, Any], direct: bool = False) -> int:
     from flows.report import show
 
     parameters = {
-        parameter: storage.normalise(value) if parameter in _PATHS and value else value
+        parameter: _ABSOLUTE.get(parameter, storage.normalise)(value)
+        if parameter in _PATHS and value
+        else value
         for parameter, value in parameters.items()
     }
     jobs.check(job, parameters)
@@ -96,7 +100,10 @@ def _with_prefect(job: str, parameters: dict[str, Any]) -> Any:
         module = importlib.import_module(f"flows.{_FLOWS[job]}")
         if api.embedded:  # it has no pages to view
             logging.getLogger("prefect.flow_runs").addFilter(_no_links)
-        state = getattr(module, _FLOWS[job])(**parameters, return_state=True)
+        from prefect import tags
+
+        with tags(NAME, job):
+            state = server.asked(lambda: getattr(module, _FLOWS[job])(**parameters, return_state=True))
         report = state.result(raise_on_failure=False)
         if isinstance(report, BaseException):
             raise report

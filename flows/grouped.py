@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 from prefect.states import Failed
 
 from flows import lifeline
@@ -17,6 +19,7 @@ from flows.blocks import storage_options
 from flows.flow_log import leave_out_good_ends, leave_out_traceback
 from flows.jobs import perform
 from flows.progress_artifact import ProgressArtifact
+from loader.errors import ShardflowError
 from loader.workers import Workers
 from tasks.group import Group, Results, Work
 from tasks.grouping import next_group
@@ -24,7 +27,12 @@ from tasks.groups import TASKS, Shift, reading_limit
 from tasks.workforce import Crew
 
 _MOST_RUNS = 1000  # task runs for each step, or the server's own work begins to show
+_LOST = "Prefect's server does not answer any more: start it again, and run this again. What is done is kept"
 _BLIND = 64  # items that a group may have on the strength of a rate that may not last
+
+
+class ServerLost(ShardflowError, ConnectionError):
+    """The server that keeps the records of the run is gone."""
 
 
 class Groups:
@@ -37,6 +45,7 @@ class Groups:
         self.task_runs = 0
         self._crew = crew
         self._limit: int | None = None  # not asked for yet
+        self._shown: dict[str, ProgressArtifact] = {}
 
     def __call__(
         self, work: Work[Any, Any], n_jobs: int, check: Callable[[list[Any]], None] | None = None
@@ -47,7 +56,7 @@ class Groups:
         if not total:
             return results, failures
         workers, limited = self._workers(n_jobs, total)
-        with ProgressArtifact(work) as shown:
+        with self._shown.setdefault(work.kind, ProgressArtifact(work)).expect(total) as shown:
             while begin < total:
                 size = group_size(total - begin, total, size, made, took, workers.n_jobs)
                 end = begin + size
@@ -55,7 +64,7 @@ class Groups:
                 shift = Shift(workers, shown.on_done, work.items[end : end + workers.n_jobs], limited)
                 began = time.monotonic()
                 self.task_runs += 1
-                state = TASKS[work.kind](group, shift, return_state=True)
+                state = _run(group, shift)
                 took = time.monotonic() - began
                 try:
                     _end_if_fatal(state, group)
@@ -91,6 +100,22 @@ def group_size(left: int, total: int, last: int, made: int, took: float, jobs: i
     if 2 * made < last:
         size = min(size, max(_BLIND, jobs, -(-4 * total // _MOST_RUNS)))
     return min(left, max(size, -(-total // _MOST_RUNS)))
+
+
+def _run(group: Group[Any, Any], shift: Shift) -> State[Any]:
+    """The final state of a group's task run; ServerLost if the server can't be told of it.
+
+    Without tags, those of the flow run included: for each group, Prefect would ask the server for a place within their
+    limits, and a group needs no server that answers just now.
+    """
+    try:
+        with TagsContext(current_tags=set()):
+            state = TASKS[group.work.kind](group, shift, return_state=True)
+    except httpx.TransportError as error:
+        raise ServerLost(_LOST) from error
+    if not state.is_final():
+        raise ServerLost(_LOST)
+    return state
 
 
 def _end_if_fatal(state: State[Any], group: Group[Any, Any]) -> None:

@@ -20,17 +20,26 @@ EVERY = 10.0  # seconds: each costs the server a request
 class ProgressArtifact:
     """A context; tell it of each result (`on_done`). Called in a flow, it belongs to the flow's run.
 
-    An artifact that can't be stored stops no work: it is left as it is then.
+    Enter it again after `expect`, for more work of the kind. An artifact that can't be stored stops no work: it is
+    left as it is then.
     """
 
     def __init__(
         self, work: Work[Any, Any], every: float = EVERY, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._work, self._every, self._clock = work, every, clock
-        self._tally = Tally(len(work.items), work.unit, clock)
+        self._tally = Tally(0, work.unit, clock)
         self._artifact: UUID | None = None
+        self._said: float | None = None
+
+    def expect(self, items: int) -> ProgressArtifact:
+        """So many items more."""
+        self._tally.total += items
+        return self
 
     def __enter__(self) -> ProgressArtifact:
+        if self._said is not None:
+            return self
         self._said = self._clock()
         key = f"{self._work.kind}-progress".replace("_", "-")
         self._stored(
@@ -46,7 +55,7 @@ class ProgressArtifact:
             return
         kept = self._work.kept(result)
         self._tally.advance(size=0 if kept else self._work.size(result))
-        if self._clock() - self._said >= self._every:
+        if self._clock() - (self._said or 0.0) >= self._every:
             self._update()
 
     def failed(self, items: int) -> None:

@@ -16,7 +16,7 @@ import importlib.util
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -165,6 +165,18 @@ def check(url: str, advice: str = _CHECK) -> None:
         return
     reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
     raise ServerUnreachable(f"no Prefect API answers at {shown} ({reason}). {advice}")
+
+
+def asked(call: Callable[[], Any]) -> Any:
+    """What a call gives that talks to the API all along; ServerUnreachable if it is lost on the way."""
+    from httpx import TransportError
+
+    try:
+        return call()
+    except TransportError as error:
+        raise ServerUnreachable(
+            f"Prefect's server does not answer any more ({error}): start it again, and run this again. What is done is kept"
+        ) from None
 
 
 def pages(url: str) -> str:

@@ -82,19 +82,19 @@ _POLICY: dict[str, Any] = {
 }
 
 
-@task(name="pack", tags=["shardflow", "pack"], **_POLICY)
+@task(name="pack", **_POLICY)
 def pack_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     """Pack a group of slots: JSON records and pictures → shards and indexes."""
     return _attempt(group, shift)
 
 
-@task(name="gen_meta", tags=["shardflow", "gen_meta"], **_POLICY)
+@task(name="gen_meta", **_POLICY)
 def gen_meta_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     """Index a group of tars, checksums included."""
     return _attempt(group, shift)
 
 
-@task(name="warmup", tags=["shardflow", "warmup"], **_POLICY)
+@task(name="warmup", **_POLICY)
 def warmup_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     """See to the indexes of a group of tars."""
     return _attempt(group, shift)
