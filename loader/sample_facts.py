@@ -46,13 +46,18 @@ class PictureFacts(NamedTuple):
 
 
 class SampleFacts(NamedTuple):
-    """One sample. `document` is its JSON, None if it has none; `outcome` what packing did to its pictures."""
+    """One sample. `document` is its JSON, None if it has none; `outcome` what packing did to its pictures.
+
+    `source` and `row`: the file that it was packed from, and the row in it, from 1.
+    """
 
     key: str
     document: Any
     caption: str | None
     pictures: tuple[PictureFacts, ...]
     outcome: str | None = None
+    source: str | None = None
+    row: int | None = None
 
 
 def is_picture(extension: str, pictures: tuple[str, ...] = IMAGE_EXTENSIONS) -> bool:

@@ -26,6 +26,7 @@ from loader.indexing import check_fresh, find_fresh
 from loader.meta import ShardMeta, meta_address, read_meta
 from loader.progress import command, each, human_size, listing, table
 from loader.storage import StorageOptions
+from loader.verify_sidecar import origins
 
 NAME = "shardflow show"
 LIMIT = 10  # samples, shards or members that are listed, unless said otherwise
@@ -172,6 +173,8 @@ def _shard_state(address: str, shard: ShardMeta, storage_options: StorageOptions
 def _sample_page(address: str, which: str, storage_options: StorageOptions | None) -> Page:
     tar, index, number = find_sample(address, which, storage_options)
     page = Page("sample", [("tar", tar), ("number", number), ("key", index.key(number))])
+    if came_from := origins(tar, {index.key(number)}, storage_options):
+        page.facts.append(("packed from", came_from[index.key(number)]))
     rows = []
     for member in index.members(number):
         start, end = index.span(member)

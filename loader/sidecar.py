@@ -88,6 +88,8 @@ def _row(sample: SampleFacts, tar: str) -> tuple[Any, ...]:
         plain(text(caption_all)) if caption_all is not None else None,
         plain(text(other)) if document is not UNREADABLE and (other or not isinstance(document, dict)) and document is not None else None,
         outcome,
+        plain(sample.source),
+        sample.row,
         len(sample.pictures),
         [_other(picture) for picture in more],
     )  # fmt: skip
@@ -149,7 +151,7 @@ def schema(columns: Mapping[str, Any], about: About | None = None) -> pyarrow.Sc
         ("bytes", pa.int64()),
         ("sha256", pa.string()),
     ]
-    types = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int64(), "num_images": pa.int32(),
+    types = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int64(), "num_images": pa.int32(), "source_row": pa.int64(),
              "other_images": pa.list_(pa.struct(picture))}  # fmt: skip
     own = {"bool": pa.bool_(), "int": pa.int64(), "long": pa.int64(), "float": pa.float64()}
     fields = [pa.field(name, types.get(name, pa.string())) for name in FIXED]
@@ -198,7 +200,7 @@ def write_sidecar(
         row_group_size=_ROWS,
         compression="zstd",
         write_page_index=True,
-        use_dictionary=["tar_file", "format", "outcome"],
+        use_dictionary=["tar_file", "format", "outcome", "source"],
         version="2.6",
     )
     storage.write_bytes(sidecar_path(tar), buffer.getvalue(), storage_options)

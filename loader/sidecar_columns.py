@@ -17,7 +17,7 @@ Columns: TypeAlias = dict[str, tuple[str, int]]
 
 FIXED = (
     "image_id", "tar_file", "member_name", "original_path", "width", "height", "format", "bytes", "caption", "sha256",
-    "metadata", "caption_all", "other", "outcome", "num_images", "other_images",
+    "metadata", "caption_all", "other", "outcome", "source", "source_row", "num_images", "other_images",
 )  # fmt: skip
 MOST = 200  # columns; of more, those that the most samples have
 _MOST_SEEN = 5 * MOST  # that are remembered of one shard

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from loader import storage
-from loader.errors import BadConfig, BadSidecar
+from loader.errors import BadConfig, BadSidecar, ShardflowError
 from loader.index import Index
 from loader.indexing import obtain_index, tar_buffer
 from loader.sample_facts import SampleFacts, sample_facts
@@ -22,10 +22,10 @@ from loader.sidecar import (
     table,
     write_sidecar,
 )
-from loader.sidecar_columns import FIXED, columns_of, kinds
+from loader.sidecar_columns import FIXED, columns_of, kinds, plain
 from loader.storage import StorageOptions
 
-_KNOWN_TO_THE_PACKER = ("original_path", "outcome")  # what no tar says
+_KNOWN_TO_THE_PACKER = ("original_path", "outcome", "source", "source_row")  # what no tar says
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,31 @@ def _take_over(tar: str, rows: dict[str, list[Any]], options: StorageOptions | N
     if (old["image_id"], old["sha256"]) != (rows["image_id"], rows["sha256"]):
         return
     for row, outcome in enumerate(rows["outcome"]):
-        rows["original_path"][row] = old["original_path"][row]
+        for name in ("original_path", "source", "source_row"):
+            rows[name][row] = old[name][row]
         if outcome != UNREADABLE_JSON:
             rows["outcome"][row] = old["outcome"][row]
         for picture, before in zip(rows["other_images"][row], old["other_images"][row], strict=False):
             picture["original_path"] = before["original_path"]
+
+
+def origins(tar: str, keys: Collection[str], options: StorageOptions | None) -> dict[str, str]:
+    """Where samples were packed from, for a person to find, as far as a sidecar says it."""
+    try:
+        if not storage.exists(sidecar_path(tar), options):
+            return {}
+        with open_sidecar(tar, options) as file:
+            if about(file.schema_arrow, tar) is None:
+                return {}
+            rows = file.read(["image_id", "source", "source_row"]).to_pydict()
+    except (ShardflowError, OSError, ValueError):  # damaged, or no pyarrow here
+        return {}
+    wanted = {plain(key): key for key in keys}
+    return {
+        wanted[key]: f"{source}, row {row}"
+        for key, source, row in zip(rows["image_id"], rows["source"], rows["source_row"], strict=True)
+        if key in wanted and source is not None
+    }
 
 
 def disagree(state: SidecarState, columns: Mapping[str, Any]) -> bool:

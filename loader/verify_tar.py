@@ -23,7 +23,7 @@ from loader.sidecar import sidecar_path
 from loader.storage import StorageOptions
 from loader.tar import BLOCK, Buffer
 from loader.tar_report import TarReport, describe
-from loader.verify_sidecar import NO_SIDECAR, SidecarState, sidecar_state
+from loader.verify_sidecar import NO_SIDECAR, SidecarState, origins, sidecar_state
 
 _MOST = 100  # members of one tar that are told one by one
 
@@ -87,7 +87,7 @@ def verify_tar(tar: Tar, how: How) -> Found:
             problems = [problem] if problem else []
             report = describe(path, index, "built" if problem else "fresh")
             if how.deep:
-                problems += _members(buffer, index, path)
+                problems += _members(buffer, index, tar, how, path)
             sidecar, report = _samples(tar, how, index, buffer, report)
     except (BadTar, OSError) as error:
         return Found(path, (Problem(path, "tar", reason(error, tar.address)),), None)
@@ -169,24 +169,35 @@ def _difference(old: Index, new: Index) -> str:
     return "stale: it describes another tar"
 
 
-def _members(buffer: Buffer, index: Index, path: str) -> Iterator[Problem]:
+def _members(buffer: Buffer, index: Index, tar: Tar, how: How, path: str) -> Iterator[Problem]:
     """The members that their decoders refuse. What has no decoder is bytes, which the checksums have covered."""
-    bad = 0
+    bad: list[tuple[str, str, str]] = []  # key, name, reason
+    count = 0
     with memoryview(buffer) as view:
-        for member in range(index.num_members):
-            start, end = index.span(member)
-            try:
-                handler_for(index.member_extension(member), default_handlers)(bytes(view[start:end]))
-            except UnsafePickle:  # opening it would run code
-                continue
-            except Exception as error:  # noqa: BLE001 - decoders fed with anything raise anything
-                bad += 1
-                if bad <= _MOST:
-                    known = isinstance(error, ShardflowError)
-                    why = str(error) if known else f"{type(error).__name__}: {error}"
-                    yield Problem(path, "member", f"{index.member_name(member)!r}: {why}")
-    if bad > _MOST:
-        yield Problem(path, "member", f"and {bad - _MOST:,} more members that can't be decoded")
+        for sample in range(index.num_samples):
+            for member in index.members(sample):
+                start, end = index.span(member)
+                why = _undecodable(index.member_extension(member), bytes(view[start:end]))
+                if why is not None:
+                    count += 1
+                    if count <= _MOST:
+                        bad.append((index.key(sample), index.member_name(member), why))
+    came_from = origins(tar.address, {key for key, _, _ in bad}, how.storage_options) if bad else {}
+    for key, name, why in bad:
+        where = f" (packed from {came_from[key]})" if key in came_from else ""
+        yield Problem(path, "member", f"{name!r}: {why}{where}")
+    if count > _MOST:
+        yield Problem(path, "member", f"and {count - _MOST:,} more members that can't be decoded")
+
+
+def _undecodable(extension: str, data: bytes) -> str | None:
+    try:
+        handler_for(extension, default_handlers)(data)
+    except UnsafePickle:  # opening it would run code
+        return None
+    except Exception as error:  # noqa: BLE001 - decoders fed with anything raise anything
+        return str(error) if isinstance(error, ShardflowError) else f"{type(error).__name__}: {error}"
+    return None
 
 
 def _meta(expected: ShardMeta | None, report: TarReport) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"-(\d+)\.")
 class Note(NamedTuple):
     """Of one sample: its caption, and for each picture the size as seen, where it was, and what was done to it.
 
-    `ready`: a sample that came as it is, into which nobody has looked.
+    `ready`: a sample that came as it is, into which nobody has looked. `source`, `row`: what it was packed from.
     """
 
     caption: str = ""
@@ -30,6 +30,8 @@ class Note(NamedTuple):
     places: Sequence[str] = ()
     outcomes: Sequence[str] = ()
     ready: bool = False
+    source: str = ""
+    row: int = 0
 
     @property
     def outcome(self) -> str:
@@ -120,7 +122,10 @@ def _facts(key: str, members: Members, note: Note, digests: bool) -> SampleFacts
             picture._replace(path=shareable(place) or None)
             for picture, place in zip(pictures, note.places, strict=True)
         )
-    return facts._replace(pictures=pictures, outcome=note.outcome if pictures else None)
+    outcome = note.outcome if pictures else None
+    if not note.source:
+        return facts._replace(pictures=pictures, outcome=outcome)
+    return facts._replace(pictures=pictures, outcome=outcome, source=shareable(note.source), row=note.row)
 
 
 def _number(suffix: str) -> int:

@@ -210,7 +210,8 @@ class _Builder:
             ready = fetch.read_remote(remote, self._config.options_for) if remote else {}
             for draft in batch:
                 self.inputs.row(draft.row)
-                members, self.note = draft.members, READY
+                members = draft.members
+                self.note = Note(ready=True, source=draft.row.source, row=draft.row.row)
                 if draft.record is not None:
                     members = self._members(draft, draft.record, ready)
                 elif members and not self._images.keep_all:
@@ -292,6 +293,8 @@ class _Builder:
                 [(stored.width, stored.height) for stored in kept],
                 draft.places,
                 [stored.outcome for stored in kept],
+                source=draft.row.source,
+                row=draft.row.row,
             )
             return members
         except BadSample as error:
@@ -318,7 +321,7 @@ class _Builder:
                 data = stored.data
                 outcomes.append(stored.outcome)
             made.append((suffix, data))
-        self.note = Note(outcomes=outcomes, ready=True)
+        self.note = self.note._replace(outcomes=outcomes)
         return made
 
     def _note(self, draft: Draft, stage: str, reason: str) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from sidecars import rows
 from tars import snapshot
 
+from loader import show
 from loader.gen_meta import gen_meta
 from loader.images import decode_image
 from loader.indexed_tar_samples import IndexedTarSamples
@@ -148,7 +149,7 @@ Change = Callable[[Path], dict[str, Any]]
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"image_format": "webp", "image_max_side": 80}, {"image_metadata": "strip", "image_icc": "strip"},
+    {}, {"image_format": "webp", "image_max_side": 80},
 ])  # fmt: skip
 def test_the_same_bytes_whoever_packs(album: Path, options: dict[str, Any]) -> None:
     trees = []
@@ -352,3 +353,20 @@ def test_from_the_command_line(album: Path, capfd: pytest.CaptureFixture[str]) -
     after = snapshot(album / "out")
     changed = {name for name in after if name.endswith(".tar") and before.get(name) != after[name]}
     assert changed == {"shard-000003.tar"}
+
+
+def test_a_bad_picture_leads_back_to_its_row(album: Path) -> None:
+    config = job(album)
+    pack.pack(config)
+    assert [(row["source"], row["source_row"]) for row in side(config)][:2] == [
+        (config.source, 1),
+        (config.source, 2),
+    ]
+    tar = Path(config.output, "shard-000000.tar")
+    picture = (album / "60-b.png").read_bytes()
+    tar.write_bytes(tar.read_bytes().replace(picture[60:], bytes(len(picture) - 60)))
+    problems = [problem.reason for problem in verify(config.output, n_jobs=1, deep=True).problems]
+    (named,) = (reason for reason in problems if reason.startswith("'000000002-0.png'"))
+    assert named.endswith(f"(packed from {config.source}, row 3)")
+    facts = dict(show.describe(f"{config.output}#000000002").facts)
+    assert facts["packed from"] == f"{config.source}, row 3"
