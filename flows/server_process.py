@@ -44,6 +44,7 @@ class ServerProcess:
 
     def __init__(self, environment: dict[str, str], host: str, port: int, advice: str) -> None:
         self.environment = environment
+        self.host = host
         self._advice = advice
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,8 @@ def main(host: str = "127.0.0.1", port: int | None = None, home: str = "", sched
             _say(f"the server is up after {time.monotonic() - began:.1f} s more")
         place.announce(url)
         serving.register(_say)
-        _welcome(own.address if own else server.pages(url), place.folder, own is not None, planned)
+        pages = own.address if own else server.pages(url)
+        _welcome(pages, url, own, place.folder, planned)
         serving.run(interrupts, _say)
     return 0
 
@@ -88,9 +90,15 @@ def _server(host: str, port: int, folder: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-def _welcome(pages: str, folder: Path, own: bool, planned: Sequence[Schedule]) -> None:
-    rows = [("pages", pages), ("API", f"PREFECT_API_URL={pages}/api")]
-    rows += [("records", str(folder))] if own else []
+def _welcome(
+    pages: str, url: str, own: ServerProcess | None, folder: Path, planned: Sequence[Schedule]
+) -> None:
+    rows = [("pages", pages)]
+    if own and own.host in _ANYWHERE:
+        rows.append(("from elsewhere", f"http://{socket.gethostname()}:{own.port}"))
+    rows.append(("API", f"PREFECT_API_URL={server.without_credentials(url)}"))
+    if own:
+        rows.append(("records", str(folder)))
     rows += [
         ("schedule", f"{one.name}: {one.flow}, {one}" + ("" if one.active else " (off at first)"))
         for one in planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -99,7 +100,10 @@ def test_killed_it_leaves_nothing_and_its_next_life_goes_on(
 
     schedules = place / "schedules.yaml"
     schedules.write_text(schedules.read_text().partition("warmup-after")[0])
-    with started(*up_options(place)) as again:
+    with started(*up_options(place), "--host", "0.0.0.0") as again:
+        assert f"from elsewhere  http://{socket.gethostname()}:" in again.said()
+        with urllib.request.urlopen(f"{again.address}/ui-settings", timeout=30) as answer:
+            assert json.loads(answer.read())["api_url"] == "/api", "from wherever the page is looked at"
         assert "the schedule warmup-after-gen-meta is not in the file any more: removed" in again.said()
         assert "prepare out ended with an earlier shardflow up: marked as crashed" in again.said()
         assert again.state(first) == "CRASHED"
