@@ -128,11 +128,13 @@ def rows(slot: Slot, config: PackConfig, light: bool = False) -> Iterator[Row]:
     """
     names = renames(config.columns)
     found = _from_table(slot, config, light) if slot.table else _from_segments(slot, config, light)
+    last, base = None, ""
     for number, file, row in found:
+        if file is not last:
+            last, base = file, file.base or storage.parent(file.name)
         record = row.record
         if names and record is not None:
             record = {names.get(name, name): value for name, value in record.items()}
-        base = file.base or storage.parent(file.name)
         yield Row(number, file.name, row.row, row.data, record, row.error, row.members, row.key, base)
 
 

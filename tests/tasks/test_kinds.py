@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from places import python
 from source_kinds import COUNT, KINDS, caption, picture
@@ -175,6 +176,30 @@ def test_a_moved_source_gives_shards_of_the_same_name(
     pack.pack(again)
     first, second = ({n: d for n, d in tree(o.output).items() if n.endswith(".tar")} for o in (named, again))
     assert first == second
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "function"])
+def test_a_source_in_a_store_gives_the_same(
+    corpora: dict[str, PackConfig], tmp_path: Path, kind: str
+) -> None:
+    config = dataclasses.replace(corpora[kind], output=str(tmp_path / "here"))
+    folder = Path(config.recipe_folder)
+    memory = fsspec.filesystem("memory")
+    for file in folder.rglob("*"):
+        if file.is_file() and "out" not in file.relative_to(folder).parts:
+            memory.pipe_file(f"/{kind}/{file.relative_to(folder)}", file.read_bytes())
+    for options in ({}, {"order": "shuffled"}):
+        here = dataclasses.replace(config, output=f"{config.output}{len(options)}", **options)
+        there = dataclasses.replace(
+            here, source=config.source.replace(str(folder), f"memory://{kind}"), output=f"{here.output}-there"
+        )
+        pack.pack(here)
+        pack.pack(there)
+        first, second = (
+            {n: d for n, d in tree(o.output).items() if n.endswith(".tar")} for o in (here, there)
+        )
+        assert len(first) == 6
+        assert first == second
 
 
 @pytest.mark.parametrize("kind", KINDS)
