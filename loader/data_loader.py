@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy.random  # noqa: F401 - torch seeds it in every worker: not imported here, each would import it anew
 from torch.utils.data import DataLoader, default_collate, default_convert, get_worker_info
 
 from loader.indexed_tar_dataset import IndexedTarDataset, RetSample
