@@ -52,7 +52,7 @@ _NO_ACCESS = {
 }  # fmt: skip
 _REFUSED = {"PreconditionError", "AlreadyExistsError", "ResourceExistsError"}
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-_PASSING_STATUSES = (408, 425, 429)
+_PASSING_STATUSES = (408, 409, 425, 429)
 _STATUS = re.compile(r"status code: (\d\d\d)")
 _EXPIRED = re.compile(
     r"Expired ?Token|TokenRefreshRequired|RequestExpired|token (has|is|included in the request is) expired"
@@ -75,10 +75,10 @@ def passing(error: BaseException) -> bool:
     name = type(error).__name__
     if name in _FINAL_NAMES or name in _NO_ACCESS or refused(error):
         return False
+    if any(400 <= _status(each) < 500 and _status(each) not in _PASSING_STATUSES for each in _chain(error)):
+        return False
     if isinstance(error, OSError):
         return error.errno not in _FINAL_ERRNOS
-    if 400 <= _status(error) < 500 and _status(error) not in _PASSING_STATUSES:
-        return False
     return _of_client(error) or name == "TimeoutError"  # asyncio's was another class before Python 3.11
 
 
@@ -197,13 +197,16 @@ def failure(what: str, address: str, error: Exception, tries: int, seconds: floa
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status that came, where the client of Google, of Azure, or obstore tells it; else 0."""
+    """The HTTP status that came, where a client tells it; else 0."""
     root = type(error).__module__.partition(".")[0]
     if root in ("azure", "gcsfs", "google"):
         found = getattr(error, "status_code", None) or getattr(error, "code", None)
         return found if isinstance(found, int) else 0
-    told = _STATUS.search(str(error)) if root == "obstore" else None
-    return int(told.group(1)) if told else 0
+    if root == "obstore":
+        told = _STATUS.search(str(error))
+        return int(told.group(1)) if told else 0
+    answer = getattr(error, "response", None)
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) if isinstance(answer, dict) else 0
 
 
 def _of_client(error: BaseException) -> bool:

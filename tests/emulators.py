@@ -1,7 +1,7 @@
 """Google's and Azure's stores, as far as emulators that run here know them.
 
 Google's comes as a wheel (`gcp-storage-emulator`); it ignores conditions and can't abort an upload. Azure's is
-Azurite, out of npm (``npm install -g azurite``): where that isn't installed, its tests are skipped.
+Azurite, out of npm (``npm install -g azurite``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import fsspec
-import pytest
 from s3_server import BUCKET, Place
 
+AZURITE = shutil.which("azurite-blob")
 # What Azurite takes for the key of its only account, as its manual says.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -49,12 +49,9 @@ def gcs(folder: Path) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def azure(folder: Path) -> Iterator[Place]:
-    """A container of Azure's, in memory; skips the test without Azurite."""
-    program = shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("azurite is not installed: npm install -g azurite")
+    """A container of Azure's, in memory, where there is `AZURITE`."""
     port = _free_port()
-    command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent",
+    command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent",
                "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
     account = "devstoreaccount1"
     options = {
