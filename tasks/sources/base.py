@@ -7,6 +7,7 @@ and over all files, from 0, files in sorted order, for the key.
 
 from __future__ import annotations
 
+import bisect
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from loader.storage import StorageOptions
 from tasks.config import PackConfig
 
 MAX_ROW = 64 << 20  # bytes of one record; a longer one costs itself, not the memory of a worker
+_GAP = 64 << 10  # bytes that are read for nothing rather than asked for in two requests
 BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -164,6 +166,58 @@ class Reader(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class StreamReader(Reader):
+    """A file whose rows are read from a stream; those of a store that lie here and there, by ranges, many at a time."""
+
+    _stream: BinaryIO
+
+    def pick(self, rows: Sequence[Segment], light: bool = False) -> Iterator[Found]:
+        """Single rows, in the order that they are asked for."""
+        spans = [] if light else [span for row in rows for span in self._spans(row)]
+        if storage.is_local(self.file.address) or not spans:
+            yield from super().pick(rows, light)
+            return
+        found = storage.read_ranges(self.file.address, spans, self.options, max_gap=_GAP)
+        whole = self._stream
+        self._stream = cast(BinaryIO, _Pieces(spans, found))
+        try:
+            yield from super().pick(rows, light)
+        finally:
+            self._stream = whole
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    def _spans(self, row: Segment) -> list[tuple[int, int]]:
+        """The bytes of a row."""
+        return [(row.start, row.end)]
+
+
+class _Pieces:
+    """Some ranges of a stream, in place of all of it."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]], pieces: Sequence[bytes]) -> None:
+        known = sorted(zip((start for start, _ in spans), pieces, strict=True))
+        self._starts = [start for start, _ in known]
+        self._pieces = [piece for _, piece in known]
+        self._piece = io.BytesIO()
+
+    def seek(self, offset: int) -> None:
+        """To a place in one of the ranges, where reading ends with the range."""
+        number = bisect.bisect_right(self._starts, offset) - 1
+        self._piece = io.BytesIO(self._pieces[number])
+        self._piece.seek(offset - self._starts[number])
+
+    def read(self, size: int) -> bytes:
+        """As a stream does."""
+        return self._piece.read(size)
+
+    def readline(self, size: int = -1) -> bytes:
+        """As a stream does."""
+        return self._piece.readline(size)
 
 
 class NumberedReader(Reader):

@@ -12,13 +12,13 @@ from typing import Any
 from loader.errors import BadConfig
 from tasks.config import PackConfig
 from tasks.sources import base
-from tasks.sources.base import Found, Place, Reader, Segment, SourceFile, open_text
+from tasks.sources.base import Found, Place, Segment, SourceFile, StreamReader, open_text
 
 _DELIMITERS = ",;|\t"
 _NOT_CLOSED = "a quote is never closed, or a field is longer than 131,072 characters"
 
 
-class TextReader(Reader):
+class TextReader(StreamReader):
     """A file of comma-separated values; ``tsv``: of tab-separated ones."""
 
     def __init__(self, file: SourceFile, config: PackConfig) -> None:
@@ -48,10 +48,6 @@ class TextReader(Reader):
         for place, cells in self._records(segment.start, segment.end):
             row = segment.first_row + place.row - 1
             yield Found(row, "\0".join(cells).encode("latin-1"), *self._record(cells))
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
 
     def _records(self, start: int, end: int) -> Iterator[tuple[Place, list[str]]]:
         """Each record's place, numbered from 1, and its cells, a character for each byte.

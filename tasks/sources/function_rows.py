@@ -18,7 +18,7 @@ from loader.errors import BadConfig
 from tasks import manifest, recipes
 from tasks.config import PackConfig
 from tasks.sources import base, spool
-from tasks.sources.base import Found, Place, Reader, Segment, Slot, SourceFile, described
+from tasks.sources.base import Found, Place, Segment, Slot, SourceFile, StreamReader, described
 
 # A part is, for each row: a line of JSON, [number of the row, record without its bytes, where these belong, their
 # sizes, error], and the bytes.
@@ -126,7 +126,7 @@ def _without_bytes(value: Any, path: Path, places: list[Path], blobs: list[bytes
     return value
 
 
-class FunctionReader(Reader):
+class FunctionReader(StreamReader):
     """One part."""
 
     def __init__(self, file: SourceFile, config: PackConfig) -> None:
@@ -157,10 +157,6 @@ class FunctionReader(Reader):
             if len(data) > base.MAX_ROW:
                 record, error = None, error or f"longer than {base.MAX_ROW:,} bytes"
             yield Found(row, data, record, error)
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
 
 
 def _put(record: Any, path: Path, blob: bytes) -> None:

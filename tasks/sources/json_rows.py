@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 from loader.errors import BadConfig
 from tasks.config import PackConfig
 from tasks.sources import base
-from tasks.sources.base import Found, Place, Reader, Segment, SourceFile, open_text
+from tasks.sources.base import Found, Place, Segment, SourceFile, StreamReader, open_text
 
 _CHUNK = 4 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -58,7 +58,7 @@ def parse(data: bytes) -> tuple[dict[str, Any] | None, str]:
     return value, ""
 
 
-class LinesReader(Reader):
+class LinesReader(StreamReader):
     """An object a line."""
 
     def __init__(self, file: SourceFile, config: PackConfig) -> None:
@@ -79,10 +79,6 @@ class LinesReader(Reader):
         for row, (_, _, line) in enumerate(lines, segment.first_row):
             if not line.isspace():
                 yield Found(row, line, *parse(line))
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
 
 
 class ListReader(LinesReader):

@@ -85,7 +85,7 @@ def _fixed(pattern: str) -> str:
 def _kind_of_folder(folder: str, files: list[str]) -> str:
     """By what lies in it; the first that fits. "" leaves it to each file's name."""
     names = {storage.relative(file, folder) for file in files}
-    if STATE in names or "dataset_dict.json" in names:
+    if {STATE, "dataset_info.json"} <= names or "dataset_dict.json" in names:
         return "datasets"
     if any(_kind(file)[0] == "tar" for file in files):  # whose statistics and tables may lie beside them
         return "tar"

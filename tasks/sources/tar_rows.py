@@ -12,10 +12,19 @@ from loader.errors import BadConfig, ShardflowError
 from loader.index import Index, load_index
 from tasks.config import PackConfig
 from tasks.sources import spool
-from tasks.sources.base import Found, Members, NumberedReader, Segment, SourceFile, field_of, options_of
+from tasks.sources.base import (
+    Found,
+    Members,
+    NumberedReader,
+    Segment,
+    SourceFile,
+    StreamReader,
+    field_of,
+    options_of,
+)
 
 
-class TarReader(NumberedReader):
+class TarReader(StreamReader, NumberedReader):
     """One tar, with the index beside it, or one made of it: nothing is written beside a source."""
 
     def __init__(self, file: SourceFile, config: PackConfig) -> None:
@@ -39,9 +48,8 @@ class TarReader(NumberedReader):
                 continue
             yield field_of(self._sample(sample, sample + 1, light=False).record, name, ready=True)
 
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
+    def _spans(self, row: Segment) -> list[tuple[int, int]]:
+        return [self._index.span(number) for number in self._index.members(row.start)]
 
     def _sample(self, sample: int, row: int, light: bool) -> Found:
         index = self._index

@@ -6,11 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from growth import cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader import storage
 from loader.errors import BadConfig
 from loader.indexed_tar_samples import IndexedTarSamples
 from loader.meta import read_meta
@@ -152,3 +154,23 @@ def test_a_million_rows_are_shuffled_in_linear_time_and_few_bytes(tmp_path: Path
         assert tracemalloc.get_traced_memory()[1] < 200 * 50_000  # 200 bytes a row
     finally:
         tracemalloc.stop()
+
+
+def test_shuffled_rows_of_a_store_are_asked_for_many_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(f'{{"text": "{n}", "long": "{"x" * 300}"}}\n' for n in range(1000))
+    fsspec.filesystem("memory").pipe_file("/arrange/a.jsonl", lines.encode())
+    asked: list[int] = []
+    read_ranges = storage.read_ranges
+
+    def counted(address: str, spans: Any, *arguments: Any, **named: Any) -> list[bytes]:
+        if address.endswith(".jsonl"):
+            asked.append(len(spans))
+        return read_ranges(address, spans, *arguments, **named)
+
+    monkeypatch.setattr(storage, "read_ranges", counted)
+    config = PackConfig("memory://arrange/a.jsonl", str(tmp_path / "out"), max_samples=500, order="shuffled")
+    assert sorted(texts(read(config)[""])) == list(range(1000))
+    assert sum(asked) == 1000
+    assert len(asked) == 16
