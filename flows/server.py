@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import queue
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,6 +101,22 @@ def flush(seconds: float = 10.0) -> None:
     APILogWorker.drain_all(timeout=seconds)
 
 
+def _forget() -> None:
+    """Drop the events and logs that wait in this process, as far as Prefect lets us.
+
+    At exit it would try for each of them, for seconds, to reach a server that is gone.
+    """
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for kind in (EventsWorker, APILogWorker):
+        for worker in list(getattr(kind, "_instances", {}).values()):
+            waiting = getattr(worker, "_queue", None)
+            with contextlib.suppress(queue.Empty, AttributeError):
+                while True:
+                    waiting.get_nowait()
+
+
 def _finished(flow_run: Any) -> int:
     """Task runs of a flow run that are recorded in a final state."""
     from prefect.client.orchestration import get_client
@@ -174,6 +191,7 @@ def asked(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except TransportError as error:
+        _forget()
         raise ServerUnreachable(
             f"Prefect's server does not answer any more ({error}): start it again, and run this again. What is done is kept"
         ) from None

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from loader.errors import ShardflowError
+from loader.errors import ShardflowError, StoreError
 from loader.progress import human_size
 from loader.workers import Workers
 
@@ -43,6 +43,8 @@ _NETWORK_NAMES = {
 
 def may_pass(error: BaseException) -> bool:
     """Whether another try could succeed: lost connections, throttling, a killed worker; no bad input, no full disk."""
+    if isinstance(error, StoreError):  # tried often already: a store may be down for minutes
+        return True
     if isinstance(error, (ShardflowError, *_WILL_NOT_PASS)):
         return False
     if isinstance(error, _NETWORK):

@@ -233,7 +233,7 @@ def test_on_error_raise_ends_the_run_at_the_row(corpus: Path, tmp_path: Path) ->
         ({"source": "/nowhere/*.jsonl", "output": "/tmp/x"}, "/nowhere/*.jsonl"),
         ({"source": "s3://key:pass@bucket/x.jsonl", "output": "/tmp/x"}, "source has a password"),
         ({"source": "/nowhere/a.jsonl", "output": "/tmp/x", "on_error": "ignore"}, "on_error"),
-        ({"source": "/nowhere/a.jsonl", "output": "/tmp/x", "max_samples": -1}, "max_samples"),
+        ({"source": "/nowhere/a.jsonl", "output": "/tmp/x", "max_samples": -5}, "max_samples"),
     ],
 )
 def test_wrong_input_is_refused_with_the_reason(parameters: dict[str, Any], reason: str) -> None:

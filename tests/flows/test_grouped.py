@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,3 +46,40 @@ def test_groups_find_their_size() -> None:
         sizes.append(size)
     assert sizes[0] == 10, "a thousandth of all, where one for each process would be too many groups"
     assert set(sizes[3:]) == {40}, "twenty seconds of work for four processes at two seconds each"
+
+
+@pytest.mark.usefixtures("api")
+def test_a_global_limit_bounds_the_workers_and_is_held(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+    from flows.pack import pack
+    from flows.progress_artifact import ProgressArtifact
+    from tasks.groups import LIMIT, reading_limit
+
+    def in_use() -> int:
+        with get_client(sync_client=True) as client:
+            return client.read_global_concurrency_limit_by_name(LIMIT).active_slots
+
+    held: list[int] = []
+    whole = ProgressArtifact.on_done
+
+    def on_done(self: ProgressArtifact, result: object) -> None:
+        held.append(in_use())
+        whole(self, result)
+
+    monkeypatch.setattr(ProgressArtifact, "on_done", on_done)
+    assert reading_limit() == 0
+    with get_client(sync_client=True) as client:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=LIMIT, limit=1))
+    try:
+        assert reading_limit() == 1
+        state = pack(config=str(corpus / "job.yaml"), output=str(tmp_path / "out"), return_state=True)
+        assert state.is_completed(), state.message
+        assert held == [1] * 6, "one worker, where two were asked for"
+        assert in_use() == 0
+    finally:
+        with get_client(sync_client=True) as client:
+            client.delete_global_concurrency_limit_by_name(LIMIT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loader.errors import BadConfig, BadTar, TruncatedTar
+from loader.errors import BadConfig, BadTar, StoreError, TruncatedTar
 from loader.pool import Pool
 from tasks.group import BACKOFF, JITTER, RETRIES, Group, Work, delay, may_pass, run_in_one
 
@@ -39,6 +39,7 @@ def of_library(module: str, name: str) -> Exception:
         EOFError("asked for bytes 0 to 10, got 3 of them"),
         http.client.IncompleteRead(b"abc", 10),
         BrokenProcessPool("killed"),
+        StoreError("s3://bucket/a.tar: read failed 6 times within 60 s: SlowDown"),
         of_library("aiohttp.client_exceptions", "ClientError"),
         of_library("botocore.exceptions", "HTTPClientError"),
         of_library("urllib3.exceptions", "HTTPError"),
