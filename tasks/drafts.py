@@ -119,22 +119,39 @@ class Inputs:
         ]
         self._hash.update(json.dumps(settings).encode())
         self._source = ""
+        self._parts: list[bytes] = []  # of the row that came last
         self._numbers = slot.table is not None
 
     def row(self, row: source.Row) -> None:
         """The next row."""
+        self._settle()
         if row.source != self._source:
             self._source = row.source
             self._hash.update(json.dumps(row.source).encode())
         number = b"#%d" % row.number if self._numbers else b""
-        self._hash.update(b"\n%b%d %d " % (number, row.row, len(row.data)) + row.data)
+        self._parts.append(b"\n%b%d %d " % (number, row.row, len(row.data)) + row.data)
 
     def picture(self, stamp: bytes) -> None:
         """The state of the next picture of that row."""
-        self._hash.update(b";" + stamp)
+        self._parts.append(b";" + stamp)
+
+    def leave_out(self, as_then: str = "") -> str:
+        """The row that came last is left out; returns what it is made from, as 32 hex digits.
+
+        Such rows are told apart from the good ones, which can be the same while these are not. `as_then`: what it was made
+        from when it was left out before: then the whole is what it was then, if all others are.
+        """
+        own = hashlib.blake2b(b"".join(self._parts), digest_size=16).hexdigest()
+        self._parts = [b"\n!" + (as_then or own).encode()]
+        return own
+
+    def _settle(self) -> None:
+        self._hash.update(b"".join(self._parts))
+        self._parts.clear()
 
     def digest(self) -> str:
         """32 hex digits."""
+        self._settle()
         return self._hash.hexdigest()
 
 

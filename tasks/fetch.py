@@ -73,6 +73,11 @@ def stamp(path: str) -> bytes:
         return NO_STAMP
 
 
+def stamp_of(place: str) -> bytes:
+    """The `stamp` of an address, empty for none. Remote pictures have none: asking for each would cost a request."""
+    return NO_STAMP if not place or is_remote(place) else stamp(place)
+
+
 def _stamp(status: os.stat_result) -> bytes:
     return b"%d %d" % (status.st_size, status.st_mtime_ns)
 

@@ -33,6 +33,7 @@ class BadRow:
     key: str
     stage: str
     reason: str
+    inputs: str = ""  # a digest of what the row is made from
 
     def __str__(self) -> str:
         return f"{self.source}, row {self.row} ({self.stage}): {self.reason}"

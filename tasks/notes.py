@@ -16,6 +16,7 @@ from loader.storage import StorageOptions
 from loader.writer import Members
 from tasks.images import AS_IS
 
+SEPARATOR = ", "  # between what was done to each picture of a sample
 _NUMBER = re.compile(r"-(\d+)\.")
 
 
@@ -36,7 +37,7 @@ class Note(NamedTuple):
     @property
     def outcome(self) -> str:
         """What was done to the sample's pictures, each thing once."""
-        return ", ".join(dict.fromkeys(self.outcomes)) or AS_IS
+        return SEPARATOR.join(dict.fromkeys(self.outcomes)) or AS_IS
 
 
 READY = Note(ready=True)

@@ -13,21 +13,22 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from loader import indexing, meta, storage
+from loader import meta, storage
 from loader.addresses import shareable
-from loader.errors import BadConfig, BadSample, ShardflowError
+from loader.errors import BadConfig, BadSample
 from loader.registry import redactor
 from loader.sample_facts import is_picture
-from loader.sidecar import About, is_about, sidecar_path
+from loader.sidecar import About, sidecar_path
 from loader.tar import BLOCK
 from loader.writer import Members, Shard, ShardInfo
 from tasks import fetch, manifest, recipes, source, source_options
 from tasks.config import PackConfig
 from tasks.drafts import Draft, Inputs, drafts, name_digest
 from tasks.duplicates import digest_of
+from tasks.earlier import Earlier, State, compare, remote
 from tasks.images import AS_IS, store
 from tasks.manifest import BadRow, Manifest, PackedShard, Seen
-from tasks.notes import READY, Note, ShardNotes
+from tasks.notes import READY, SEPARATOR, Note, ShardNotes
 
 _AT_ONCE = 32  # rows whose remote pictures are read together
 _MOST_PARTS = 1000
@@ -64,15 +65,18 @@ def pack_slot(slot: source.Slot, config: PackConfig) -> SlotReport:
     """
     recipe = config.find_recipe()
     done = manifest.load(config.output, slot.index, config.storage_options)
-    kept = done is not None and _is_current(done, slot, config, recipe)
+    state = compare(done, slot, config, recipe) if done is not None else State(False, False)
+    kept = state.current
     if slot.sealed and not kept:
         raise BadConfig(
             f"{shard_name(slot, config)} is damaged or gone, and so are the rows that {config.source} gave for it: they "
             "can't be packed again"
         )
     if done is None or not kept:
-        _withdraw(slot, config, done)
-        done = _make(slot, config, recipe)
+        with contextlib.ExitStack() as stack:
+            earlier = stack.enter_context(Earlier(done, config)) if done and state.reusable else None
+            _withdraw(slot, config, done)
+            done = _make(slot, config, recipe, earlier)
         manifest.store(done, config.output, config.storage_options)
     elif done.bad and config.on_error == "raise":
         raise BadSample(str(done.bad[0]))
@@ -106,8 +110,8 @@ def _withdraw(slot: source.Slot, config: PackConfig, done: Manifest | None) -> N
     storage.remove(manifest.address(config.output, slot.index), options)
 
 
-def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> Manifest:
-    builder = _Builder(slot, config, recipe)
+def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe, earlier: Earlier | None) -> Manifest:
+    builder = _Builder(slot, config, recipe, earlier)
     samples = builder.samples()
     shards: list[PackedShard] = []
     digest = _digest(slot, config, recipe)
@@ -180,14 +184,12 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _remote(drafts: Iterable[Draft]) -> list[str]:
-    return [place for draft in drafts for place in draft.places if fetch.is_remote(place)]
-
-
 class _Builder:
     """Makes the samples of a slot in row order; notes on the way what they were made from and what was bad."""
 
-    def __init__(self, slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> None:
+    def __init__(
+        self, slot: source.Slot, config: PackConfig, recipe: recipes.Recipe, earlier: Earlier | None = None
+    ) -> None:
         self.bad: list[BadRow] = []
         self.inputs = Inputs(slot, config, recipe)
         self._slot = slot
@@ -199,6 +201,7 @@ class _Builder:
         self._dropped: list[int] = []
         self._digests: set[str] = set()
         self._images = config.images()
+        self._earlier = earlier
         self._redact = redactor(config.storage_options, config.source_storage_options)
         self._outcomes: dict[str, list[list[int]]] = {}
         self.note = READY  # on the sample that came last
@@ -206,13 +209,18 @@ class _Builder:
     def samples(self) -> Iterator[tuple[str, Members]]:
         """(key, members) of each good row."""
         for batch in _batches(self._drafts, _AT_ONCE):
-            remote = _remote(batch)
-            ready = fetch.read_remote(remote, self._config.options_for) if remote else {}
+            old = self._earlier
+            places = remote(batch if old is None else [draft for draft in batch if not old.has(draft)])
+            ready = fetch.read_remote(places, self._config.options_for) if places else {}
             for draft in batch:
                 self.inputs.row(draft.row)
                 members = draft.members
                 self.note = Note(ready=True, source=draft.row.source, row=draft.row.row)
-                if draft.record is not None:
+                if old is not None and (taken := old.take(draft)):
+                    members, self.note = taken
+                    for place in draft.places:
+                        self.inputs.picture(fetch.stamp_of(place))
+                elif draft.record is not None:
                     members = self._members(draft, draft.record, ready)
                 elif members and not self._images.keep_all:
                     members = self._restored(draft, members)
@@ -235,8 +243,8 @@ class _Builder:
 
     def _record(self, number: int) -> None:
         """What was done to the pictures of that row, if anything was."""
-        outcome = self.note.outcome
-        if outcome != AS_IS:
+        outcome = SEPARATOR.join(self.note.outcomes)
+        if self.note.outcome != AS_IS:
             ranges = self._outcomes.setdefault(outcome, [])
             if ranges and ranges[-1][1] == number - 1:
                 ranges[-1][1] = number
@@ -280,7 +288,7 @@ class _Builder:
             members = [(".json", recipes.document(record))]
             for number, (image, place) in enumerate(zip(record.images, draft.places, strict=True)):
                 stage = "read"
-                data, stamp = _read(image, place, ready)
+                data, stamp = _read(image, place, ready, self._config.options_for)
                 self.inputs.picture(stamp)
                 seen += 1
                 stage = "picture"
@@ -299,7 +307,7 @@ class _Builder:
             return members
         except BadSample as error:
             for place in draft.places[seen:]:
-                self.inputs.picture(_stamp(place))
+                self.inputs.picture(fetch.stamp_of(place))
             reason = str(error)
             if stage == "picture" and draft.places[seen - 1]:
                 reason = f"{draft.places[seen - 1]}: {reason}"
@@ -326,7 +334,8 @@ class _Builder:
 
     def _note(self, draft: Draft, stage: str, reason: str) -> None:
         row = draft.row
-        bad = BadRow(row.number, row.source, row.row, draft.key, stage, shareable(self._redact(reason)))
+        told = shareable(self._redact(reason))
+        bad = BadRow(row.number, row.source, row.row, draft.key, stage, told, self.inputs.leave_out())
         if self._config.on_error == "raise":
             raise BadSample(str(bad))
         self.bad.append(bad)
@@ -339,54 +348,17 @@ def _number(number: int, images: int, image_names: str) -> str:
     return f".{number}" if images > 1 else ""
 
 
-def _read(image: str | bytes, place: str, ready: dict[str, bytes | BadSample]) -> tuple[bytes, bytes]:
-    """A picture's bytes, and its stamp as `_stamp` would give it."""
+def _read(
+    image: str | bytes, place: str, ready: dict[str, bytes | BadSample], options_for: fetch.Options
+) -> tuple[bytes, bytes]:
+    """A picture's bytes, and its stamp as `fetch.stamp_of` would give it."""
     if isinstance(image, bytes):
         return image, fetch.NO_STAMP
     if not fetch.is_remote(place):
         return fetch.read_local(place)
+    if place not in ready:  # what an earlier run made of it has changed since
+        ready |= fetch.read_remote([place], options_for)
     outcome = ready[place]
     if isinstance(outcome, BadSample):
         raise outcome
     return outcome, fetch.NO_STAMP
-
-
-def _stamp(place: str) -> bytes:
-    """Remote pictures have none: asking for each would cost a request."""
-    return fetch.NO_STAMP if not place or fetch.is_remote(place) else fetch.stamp(place)
-
-
-def _is_current(done: Manifest, slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> bool:
-    """Whether the shards are there, and are what the inputs of today would give.
-
-    Looks at sizes, headers, rows, and the size and time of each local picture. Remote pictures are taken to be
-    as they were, but for those of rows that could not be read then, which are tried again.
-    """
-    again = slot.drop is not None and slot.drop != set(done.dropped)
-    if again or (config.retry_errors and done.bad and not slot.sealed):
-        return False
-    for shard in done.shards:
-        address = storage.join(config.output, shard.path)
-        try:
-            index, _ = indexing.find_fresh(address, config.storage_options)
-        except (FileNotFoundError, ShardflowError):
-            return False
-        if index is None or (index.tar_size, index.checksum) != (shard.size, shard.checksum):
-            return False
-        if config.sidecar and not is_about(
-            address, About(shard.size, shard.checksum), config.storage_options
-        ):
-            return False
-    if slot.sealed:
-        return True
-    unread = {bad.number for bad in done.bad if bad.stage == "read"}
-    inputs = Inputs(slot, config, recipe)
-    for draft in drafts(slot, config, recipe, light=True):
-        inputs.row(draft.row)
-        for place in draft.places:
-            inputs.picture(_stamp(place))
-        if draft.row.number in unread and (remote := _remote([draft])):
-            outcomes = fetch.read_remote(remote, config.options_for).values()
-            if all(isinstance(outcome, bytes) for outcome in outcomes):
-                return False
-    return inputs.digest() == done.inputs
