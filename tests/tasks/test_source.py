@@ -99,6 +99,8 @@ BAD_LINES = {
     b"7": "a JSON object was expected, found int",
     b'{"a":"\t"}': "not JSON: Invalid control character",
     b'{"a":\0}': "not JSON",
+    b'{"a":1,"b":2,"a":1}': "the field 'a' is there twice: which one is meant?",
+    b'{"a":{"b":2,"b":1}}': "the field 'b' is there twice",
     b"[" * 100_000: "nested too deeply",
     b'{"a":' + b"9" * 5000 + b"}": "not usable: Exceeds the limit",
 }
