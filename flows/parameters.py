@@ -135,7 +135,9 @@ def command_line(job: str, parameters: Mapping[str, Any]) -> str:
     words = ["shardflow", job]
     usual = {**_RUN, **(UNSET if job in ("pack", "prepare") else _USUAL)}
     for name, value in parameters.items():
-        if value == usual.get(name, ""):
+        if value == usual.get(name, "") or (
+            job == "verify" and name in RUN_OPTIONS
+        ):  # a terminal's needs none
             continue
         option = f"--{name.replace('_', '-')}"
         if name in _POSITIONAL:

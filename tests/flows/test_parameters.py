@@ -135,6 +135,14 @@ def test_the_other_commands_to_rerun() -> None:
     )
 
 
+def test_the_command_to_verify_again_is_one() -> None:
+    words = shlex.split(
+        command_line("verify", {"dataset": "/a b", "repair": True, "n_jobs": 2, "runner": "dask"})
+    )
+    assert words == ["shardflow", "verify", "/a b", "--repair", "--n-jobs", "2"]
+    cli._parser().parse_args(words[1:])
+
+
 def test_every_field_has_its_option() -> None:
     parser = cli._parser()
     for name in ("prepare", "pack"):
