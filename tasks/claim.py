@@ -41,7 +41,10 @@ def address(output: str) -> str:
 
 
 def before(config: PackConfig) -> Claim:
-    """What the job's slots come behind, as `claim` will write it down; changes nothing."""
+    """Whose output it will be, as `claim` will write it down, and what the job's slots come behind; changes nothing.
+
+    BadConfig if there are shards in it that another job, or somebody else, wrote, unless the mode allows for them.
+    """
     found, job = _load(config), _job(config)
     known = found is not None and found.job == job
     if config.mode == "overwrite" and (not known or metas(config)):
@@ -50,31 +53,25 @@ def before(config: PackConfig) -> Claim:
         return found
     if config.mode == "append" and _holds_something(config, found):
         return _behind(config, found)
-    if found is not None and _resumes(config, found):
+    if config.mode == "resume" and found is not None and found.job.get("source") == config.source:
         moved = any(found.job.get(name) != job.get(name) for name in ("split", "split_column"))
         return replace(found, job=job, replaces=found.replaces or moved)
+    if found is not None:
+        _refuse_other(config, found.job, job)
+    elif not manifest.slots(config.output, config.storage_options):
+        _refuse_foreign(config)
     return Claim(job)
 
 
 def claim(config: PackConfig) -> Claim:
-    """Make the output this job's. BadConfig if there are shards in it that another job, or somebody else, wrote, unless
-    the mode allows for them.
-
-    Call it with the output held (`tasks.lock.exclusive`).
+    """Make the output this job's, if `before` has nothing against it. Call it with the output held
+    (`tasks.lock.exclusive`).
     """
     found, wanted = _load(config), before(config)
-    if found == wanted and config.mode != "overwrite":
+    if config.mode == "overwrite" and wanted.replaces and not (found == wanted and not metas(config)):
+        _forget(config)
+    elif found == wanted:
         return wanted
-    if config.mode == "overwrite":
-        if found == wanted and not metas(config):
-            return wanted
-        if wanted.replaces:
-            _forget(config)
-    elif config.mode != "append" and not (found is not None and _resumes(config, found)):
-        if found is not None:
-            _refuse_other(config, found.job, wanted.job)
-        elif not manifest.slots(config.output, config.storage_options):
-            _refuse_foreign(config)
     document: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "job": wanted.job}
     if wanted.slots or wanted.rows:
         document |= {"version": _APPENDED, "before": {"slots": wanted.slots, "rows": wanted.rows}}
@@ -97,10 +94,6 @@ def metas(config: PackConfig) -> list[str]:
 
 def _holds_something(config: PackConfig, found: Claim | None) -> bool:
     return found is not None or bool(metas(config) or _tars(config))
-
-
-def _resumes(config: PackConfig, found: Claim) -> bool:
-    return config.mode == "resume" and found.job.get("source") == config.source
 
 
 def _job(config: PackConfig) -> dict[str, Any]:
