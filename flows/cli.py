@@ -10,13 +10,13 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
 from flows import cached, readers
-from flows.parameters import RUN_OPTIONS, packing_fields
+from flows.parameters import RUN_OPTIONS, UNSET, packing_fields
 from loader import progress, storage
 from loader.arguments import not_negative, whole
 from loader.progress import printable
@@ -235,11 +235,13 @@ def _add_packing(commands: Any, name: str, summary: str, examples: str) -> None:
             help=_described(field).replace("%", "%%"),
         )
 
-    _add_running(parser)
+    _add_running(parser, but=UNSET)
 
 
-def _add_running(parser: argparse.ArgumentParser) -> None:
+def _add_running(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
     for name, (kind, usual, text) in RUN_OPTIONS.items():
+        if name in but:
+            continue
         choices = get_args(kind)
         said = text.partition(". Empty: ")[0].rstrip(".") + (f" (default: {usual})" if usual else "")
         parser.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flows import steps
-from flows.parameters import command_line, resolve
+from flows.parameters import UNSET, command_line, resolve
 from flows.report import Report, StepReport, refuse_credentials
 from flows.report_file import check_address, save
 from loader.errors import BadConfig, ShardflowError
@@ -36,16 +36,26 @@ def no_blocks(name: str) -> Options:
     return None
 
 
-def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name not in RUNNING}
+def _own(job: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the job itself; a packing job's config may say who does the work."""
+    configured = UNSET if job in ("prepare", "pack") else ()
+    return {name: value for name, value in parameters.items() if name not in RUNNING or name in configured}
+
+
+def _runner(job: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
+    """The runner, and the address of its cluster."""
+    if job in ("prepare", "pack"):
+        config = _config(_own(job, parameters), None)
+        return config.runner, config.dask_address
+    return parameters.get("runner", "local"), parameters.get("dask_address", "")
 
 
 def check(job: str, parameters: Mapping[str, Any]) -> None:
     """BadConfig for parameters that can't be meant; looks at nothing but the parameters and the config file."""
-    workforce.check(parameters.get("runner", "local"), parameters.get("dask_address", ""))
+    workforce.check(*_runner(job, parameters))
     check_address(parameters.get("report", ""))
     refuse_credentials(report=parameters.get("report", ""))
-    values = _own(parameters)
+    values = _own(job, parameters)
     if job in ("prepare", "pack"):
         resolve(values.pop("config", ""), values)
     else:
@@ -66,8 +76,8 @@ def perform(
     try:
         check(job, parameters)
         options = find_options(parameters.get("storage_block", ""))
-        with Crew(parameters.get("runner", "local"), parameters.get("dask_address", "")) as crew:
-            done = _JOBS[job](_own(parameters), make_run(crew), options)
+        with Crew(*_runner(job, parameters)) as crew:
+            done = _JOBS[job](_own(job, parameters), make_run(crew), options)
     except (ShardflowError, OSError) as error:
         done = (StepReport(job, problem=str(error) or type(error).__name__),)
         return Report(job, done, command_line(job, parameters))
@@ -80,7 +90,7 @@ def perform(
 def _store_options(job: str, parameters: Mapping[str, Any], options: Options, address: str) -> Options:
     """The storage options for a file beside the dataset."""
     if job in ("prepare", "pack"):
-        return _config(_own(parameters), options).options_for(address)
+        return _config(_own(job, parameters), options).options_for(address)
     return options
 
 

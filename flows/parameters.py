@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -31,14 +31,14 @@ UNSET: dict[str, Any] = {
 }
 _FIRST = ("source", "output", "image_root", "max_samples", "n_jobs", "on_error", "max_bad_fraction", "mode")
 _USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False, "deep": False, "repair": False}
-_RUN = {"runner": "local"}
+_RUN = {"runner": "local"}  # of jobs without a config file
 _POSITIONAL = ("config", "dataset", "patterns")
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 _LIMITS = {"max_bad_fraction": {"le": 1}}
 CONFIG = "YAML file of a packing job, a path or URL; the fields below override what it says. Empty: no file."
 
 Runner = Literal["local", "dask", "ray"]
-# The last fields of every form: who does the work. (type, default, description)
+# The last fields of every form, where the job's config has no such field: (type, default, description)
 RUN_OPTIONS: dict[str, tuple[Any, str, str]] = {
     "runner": (
         Runner,
@@ -86,17 +86,21 @@ def packing_form(function: Function) -> Function:
         if field.type in ("int", "float"):
             kind = Annotated[kind, Field(ge=unset, **_LIMITS.get(field.name, {}))]
         parameters.append(parameter(field.name, kind, unset))
-    parameters += [parameter(name, kind, default) for name, (kind, default, _) in RUN_OPTIONS.items()]
+    parameters += [
+        parameter(name, kind, default)
+        for name, (kind, default, _) in RUN_OPTIONS.items()
+        if name not in UNSET
+    ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     fields = [f"    {field.name}: {_text(field)}" for field in packing_fields()]
     lines = [inspect.getdoc(function) or "", "", "Args:", f"    config: {CONFIG}", *fields]
     function.__doc__ = "\n".join(lines)
-    return described(function)
+    return described(function, but=UNSET)
 
 
-def described(function: Function) -> Function:
+def described(function: Function, but: Collection[str] = ()) -> Function:
     """Add the run options to the ``Args:`` of a flow's function, which Prefect shows beside its form."""
-    lines = [f"    {name}: {text}" for name, (_, _, text) in RUN_OPTIONS.items()]
+    lines = [f"    {name}: {text}" for name, (_, _, text) in RUN_OPTIONS.items() if name not in but]
     function.__doc__ = "\n".join([(inspect.getdoc(function) or "").rstrip(), *lines])
     return function
 
@@ -133,7 +137,7 @@ def resolve(config: str, fields: Mapping[str, Any]) -> PackConfig:
 def command_line(job: str, parameters: Mapping[str, Any]) -> str:
     """The command that does the same from a terminal."""
     words = ["shardflow", job]
-    usual = {**_RUN, **(UNSET if job in ("pack", "prepare") else _USUAL)}
+    usual = UNSET if job in ("pack", "prepare") else {**_RUN, **_USUAL}
     for name, value in parameters.items():
         if value == usual.get(name, "") or (
             job == "verify" and name in RUN_OPTIONS

@@ -20,6 +20,7 @@ from loader import storage
 from loader.errors import BadAddress, BadConfig
 from tasks import image_options, recipes, source_options
 from tasks.image_options import ImageOptions, about
+from tasks.workforce import RUNNERS
 
 _MAX_CONFIG = 1 << 20  # bytes of a YAML
 _PREFIX = re.compile(r"[A-Za-z0-9_]{0,64}")  # in a key: no '.', '-' or '/', and the name stays in plain ustar
@@ -101,6 +102,15 @@ class PackConfig:
         False,
     )
     n_jobs: int = about("Processes at work; 0 for all cores.", 0)
+    runner: str = about(
+        "Who does the work: processes of the machine that the run is on (local), or a Dask or Ray cluster.",
+        "local",
+        choices=RUNNERS,
+    )
+    dask_address: str = about(
+        "Scheduler of the Dask cluster, such as tcp://10.0.0.1:8786. Empty: a cluster on this machine, if the runner is dask.",
+        "",
+    )
     storage_options: Mapping[str, Any] | None = about(
         "Options of the output's filesystem (fsspec), such as endpoint or keys; also used for sources and "
         "pictures of the same protocol.",

@@ -25,7 +25,7 @@ def test_the_forms_of_packing_have_every_field_but_secrets(name: str) -> None:
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     defaults = {n: p.default for n, p in inspect.signature(flow.fn).parameters.items()}
     running = {name: default for name, (_, default, _) in RUN_OPTIONS.items()}
-    assert defaults == {"config": "", **UNSET, **running}
+    assert defaults == {"config": "", **running, **UNSET}
     assert set(UNSET) == {field.name for field in fields(PackConfig)} - {
         "storage_options",
         "source_storage_options",
