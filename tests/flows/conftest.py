@@ -70,7 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def up(place: Path) -> Iterator[Up]:
     """A real `shardflow up` on a fresh home. The last test of test_up.py kills it."""
-    with started(*up_options(place)) as one:
+    # A schedule that is switched on gets its runs within seconds, not within a minute.
+    with started(*up_options(place), PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS="3") as one:
         yield one
 
 

@@ -123,6 +123,14 @@ def test_what_only_the_flow_can_know_is_refused_first_thing(up: Up, page: Any, t
     assert "Traceback" not in page.content()
     assert not (tmp_path / "out").exists()
 
+    # Once that is put right, the same run does it.
+    (tmp_path / "nowhere.jsonl").write_text('{"caption": "There now."}\n')
+    page.get_by_role("button", name="Open menu").click()
+    page.get_by_role("menuitem", name="Retry").click()
+    page.get_by_role("button", name="Retry").last.click()
+    page.get_by_text("Completed", exact=True).first.wait_for()
+    assert (tmp_path / "out" / "meta.json").exists()
+
 
 def test_a_schedule_is_switched_on(up: Up, page: Any) -> None:
     nightly = up.deployment("warmup/nightly-warmup")
