@@ -59,7 +59,7 @@ warmup-after-gen-meta:
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `up` has its home, its working folder and its file of schedules."""
     folder = tmp_path_factory.mktemp("up")
@@ -67,9 +67,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def up(place: Path) -> Iterator[Up]:
-    """A real `shardflow up` on a fresh home. The last test of test_up.py kills it."""
+    """A real `shardflow up` on a fresh home, for a file's tests: the last one of test_up.py kills it."""
     # A schedule that is switched on gets its runs within seconds, not within a minute.
     with started(*up_options(place), PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS="3") as one:
         yield one
