@@ -10,6 +10,7 @@ from loader import indexing, storage
 from loader.checksums import crc32
 from loader.errors import BadConfig, ShardflowError
 from loader.index import Index, load_index
+from loader.storage import StorageOptions
 from tasks.config import PackConfig
 from tasks.sources import spool
 from tasks.sources.base import (
@@ -100,9 +101,14 @@ def _find_index(file: SourceFile, config: PackConfig) -> Index:
         if index is not None:
             return index
         if not storage.exists(kept, config.storage_options):
-            with indexing.tar_buffer(file.address, options) as buffer:
-                built = indexing.build(buffer, file.address, checksum=False)
-            storage.write_bytes(kept, built, config.storage_options)
+            storage.write_bytes(kept, _built(file.address, options), config.storage_options)
         return load_index(kept, config.storage_options)
     except (ShardflowError, EOFError) as error:
         raise BadConfig(f"source {file.name}: {error}") from error
+
+
+def _built(address: str, options: StorageOptions | None) -> bytes:
+    if not storage.is_local(address):
+        return indexing.build_remote(address, options, checksum=False)
+    with indexing.tar_buffer(address) as buffer:
+        return indexing.build(buffer, address, checksum=False)

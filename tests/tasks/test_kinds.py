@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
 import json
 import shutil
 import signal
@@ -12,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from places import python
+from s3_server import Place
 from source_kinds import COUNT, KINDS, caption, picture
 
 from loader.errors import BadConfig
@@ -200,6 +205,68 @@ def test_a_source_in_a_store_gives_the_same(
         )
         assert len(first) == 6
         assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "captions", "tar"])
+def test_from_s3_to_s3_by_several_processes(
+    corpora: dict[str, PackConfig], pools: list[Pool], s3: Place, tmp_path: Path, kind: str
+) -> None:
+    config = corpora[kind]
+    here = dataclasses.replace(config, output=str(tmp_path / "here"), order="shuffled")
+    pack.pack(here)
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    folder = Path(config.recipe_folder)
+    for file in folder.rglob("*"):
+        if file.is_file() and "out" not in file.relative_to(folder).parts:
+            fs.pipe_file(s3.address("in", str(file.relative_to(folder))), file.read_bytes())
+    there = dataclasses.replace(
+        here,
+        source=config.source.replace(str(folder), s3.address("in")),
+        output=s3.address("out"),
+        storage_options=s3.storage_options,
+    )
+    with exclusive(there.output):
+        job = pack.plan(there)
+        pack.prepare_output(there)
+        pack.finish_pack(job, pack.pack_group(job, range(len(job.slots)), pools[0]))
+    tars = {name: data for name, data in tree(here.output).items() if name.endswith(".tar")}
+    assert {name: fs.cat_file(s3.address("out", name)) for name in tars} == tars
+    assert len(tars) == 6
+    left = fs.find(s3.address("out", ".shardflow/sources"))
+    assert all(name.endswith("/sources") for name in left)  # a folder that this server shows as a file
+
+
+def packing_nothing(folder: Path) -> dict[str, Any]:
+    """An empty source of each kind: what to write, and what its name is."""
+    table, tar = io.BytesIO(), bytes(10240)
+    pq.write_table(pa.table({"image": pa.array([], pa.string())}), table)
+    files = {
+        "a.json": b"[]",
+        "a.jsonl": b"\n\n",
+        "a.jsonl.gz": gzip.compress(b""),
+        "a.csv": b"image,caption\n",
+        "a.parquet": table.getvalue(),
+        "a.tar": tar,
+        "metadata.csv": b"file_name,text\n",
+        "none.py": b"def records():\n    return []\n",
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return {name: "none:records" if name == "none.py" else str(folder / name) for name in files}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"order": "shuffled"}, {"split": "a=0.5,b=0.5"}, {"duplicates": "drop"}]
+)
+def test_no_rows(tmp_path: Path, options: dict[str, Any]) -> None:
+    for number, (name, place) in enumerate(packing_nothing(tmp_path).items()):
+        config = PackConfig(
+            place, str(tmp_path / f"out{number}"), n_jobs=1, recipe_folder=str(tmp_path), **options
+        )
+        summary = pack.pack(config)
+        assert (summary.rows, summary.samples, summary.shards) == (0, 0, 0), name
+        assert read_meta(config.output) == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
