@@ -22,9 +22,13 @@ from loader.indexed_tar_samples import IndexedTarSamples
 from loader.open_shards import OpenShards
 from loader.order import Order
 from loader.remote import Remote
+from loader.schedule import Schedule
+from loader.shards import ShardTable
+from loader.state import RankProgress
 from loader.stream import Ints, Stream
 
 _SMALLEST = 16  # samples that count as a batch, where it is smaller
+_LOOKED_UP = 64  # shards, before workers start
 _LOOK = 8192  # places of the stream that are looked through for new shards at a time
 
 
@@ -39,6 +43,22 @@ class Opener(Protocol):
 
     def open_shard(self, shard: int) -> IndexedTarSamples:
         """Open one shard."""
+        ...
+
+
+class Dataset(Protocol):
+    """What `look_up` asks of a dataset."""
+
+    batch_size: int
+    remote: Remote | None
+    table: ShardTable
+
+    def plan(self) -> tuple[Schedule, RankProgress]:
+        """How the epoch is dealt out, and where this rank goes on."""
+        ...
+
+    def order(self) -> Order:
+        """The order of the epoch that comes next."""
         ...
 
 
@@ -157,6 +177,18 @@ class Ahead:
                     seen.add(shard)
                     yield shard
             place += len(positions)
+
+
+def look_up(dataset: Dataset) -> None:
+    """Ask for the versions of the shards that workers will open first, once for all of them, before they start."""
+    if dataset.remote is None:
+        return
+    schedule, progress = dataset.plan()
+    streams = enumerate(progress.consumed)
+    places = [schedule.stream(progress.rank, worker, at, at + dataset.batch_size) for worker, at in streams]
+    shards = dataset.order().shards_for(np.concatenate(places))[:_LOOKED_UP].tolist()
+    table = dataset.table
+    dataset.remote.look_up([(table.url(shard), table.storage_options(shard)) for shard in shards])
 
 
 def _prefetch(opened: IndexedTarSamples, numbers: list[int]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy.random  # noqa: F401 - torch seeds it in every worker: not imported here, each would import it anew
 from torch.utils.data import DataLoader, default_collate, default_convert, get_worker_info
 
+from loader.ahead import look_up
 from loader.indexed_tar_dataset import IndexedTarDataset, RetSample
 from loader.schedule import Schedule, Tail
 from loader.state import RankProgress, State
@@ -107,6 +108,8 @@ class ShardedDataLoader(DataLoader[Any]):
         self.indexed.set_epoch(self.epoch)  # in memory that no other rank shares
         if self._iterator is None:  # workers start; old ones, still ending, keep the slots that they have
             self._slots = make_slots(self.num_workers, self.prefetch_factor)
+            if self.num_workers:
+                look_up(self.indexed)
         # Not in __init__, so that whoever makes another loader from this one's parts gets plain batches.
         collate_fn, self.collate_fn = self.collate_fn, _Counting(self.collate_fn, self.indexed, self._slots)
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -39,8 +40,10 @@ class _Process:
     def __init__(self, at_once: int, of_thread: threading.local) -> None:
         self.pid = os.getpid()
 
+        own = weakref.ref(self)  # else its own threads would keep it, and themselves, for ever
+
         def begin() -> None:
-            of_thread.process = self
+            of_thread.process = own
 
         self.requests = ThreadPoolExecutor(at_once, "shardflow-request", begin)
         self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open", begin)
@@ -73,8 +76,11 @@ class InFlight:
 
     @property
     def _own(self) -> _Process:
-        own: _Process | None = getattr(self._of_thread, "process", None)
-        if own is not None:  # a thread goes on with what it belongs to, closed as that may be
+        whose = getattr(self._of_thread, "process", None)
+        if whose is not None:  # a thread goes on with what it belongs to, closed as that may be
+            own: _Process | None = whose()
+            if own is None:
+                raise InterruptedError("closed: nothing is fetched any more")
             return own
         if self._process is None or self._process.pid != os.getpid():
             self._process = _Process(self.at_once, self._of_thread)
@@ -138,10 +144,10 @@ class InFlight:
         """Bytes that are on their way, or here and not read yet."""
         return self._own.expected
 
-    def close(self) -> None:
-        """Give up what is on its way, and end the threads as soon as their requests do."""
+    def close(self, wait: bool = False) -> None:
+        """Give up what is on its way, and end the threads as soon as their requests do; `wait` for that."""
         own, self._process = self._process, None
         if own is not None and own.pid == os.getpid():
             own.closed.set()
-            own.opening.shutdown(wait=False, cancel_futures=True)
-            own.requests.shutdown(wait=False, cancel_futures=True)
+            own.opening.shutdown(wait, cancel_futures=True)
+            own.requests.shutdown(wait, cancel_futures=True)

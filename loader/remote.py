@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -70,6 +71,7 @@ class Remote(InFlight):
             )
         self.cache = ShardCache(cache_dir or cache_folder(), max_cache_size)
         self.overflowing = False  # whether the cache has had no room
+        self._stats: dict[str, Stat] = {}  # a tar's version is asked for once: that is the one that is read
 
     # -- tars
 
@@ -92,6 +94,7 @@ class Remote(InFlight):
                 try:
                     descriptor = self._download(address, options, stat, candidate)
                 except FileChanged:
+                    self._stats.pop(address, None)
                     if last:
                         raise
                     continue
@@ -118,11 +121,24 @@ class Remote(InFlight):
                 "%s is read by ranges, and others may be: the cache has no room (%s)", address, error
             )
 
+    def look_up(self, tars: Sequence[tuple[str, StorageOptions | None]]) -> None:
+        """Ask for the versions of tars that will be opened, side by side; a copy, and so a worker, knows them then.
+
+        What can't be looked up is left to whoever opens it. No thread is left: processes may be forked now.
+        """
+        for future in [self.background(self._stat, *tar) for tar in tars]:
+            with contextlib.suppress(OSError, ValueError):
+                future.result()
+        self.close(wait=True)
+
     def _stat(self, address: str, options: StorageOptions | None) -> Stat:
-        self.traffic.add(requests=1)
-        stat = storage.stat(address, options)
-        if not stat.size:
-            raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
+        stat = self._stats.get(address)
+        if stat is None:
+            self.traffic.add(requests=1)
+            stat = storage.stat(address, options)
+            if not stat.size:
+                raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
+            self._stats[address] = stat
         return stat
 
     # -- downloads

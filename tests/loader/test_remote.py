@@ -150,10 +150,35 @@ def test_a_new_version_is_a_new_entry(s3: Place, remote: Remote) -> None:
     pack(s3.root, 1, 5, s3.storage_options)
     with open_(s3, remote) as old:
         pack(s3.root, 1, 5, s3.storage_options, start=100)
-        with open_(s3, remote) as new:
+        later = Remote(remote.cache.folder)
+        with open_(s3, later) as new:
             assert list(new) == [sample(n) for n in range(100, 105)]
+        later.close()
         assert list(old) == [sample(n) for n in range(5)]  # goes on with what it has
+        with open_(s3, remote) as again:  # one who has begun with a version stays with it
+            assert list(again) == [sample(n) for n in range(5)]
     assert entries(remote) == ["index", "index", "tar", "tar"]
+
+
+def test_a_version_is_asked_for_once(faulty: Place, faults: FaultProxy, remote: Remote) -> None:
+    packed(faulty, 2, 5)
+    gone = faulty.address("gone.tar")
+    tars = [faulty.address("00000.tar"), faulty.address("00001.tar"), gone]
+    faults.reset(latency=0.05)
+    remote.look_up([(tar, faulty.storage_options) for tar in tars])
+    stats = faults.stats()
+    assert stats["most_at_once"] >= 2 and not shardflow_threads_of(remote)
+    for _ in range(2):
+        for shard in range(2):
+            open_(faulty, remote, shard).close()
+    heads = [path for method, path, _ in faults.stats()["log"] if method == "HEAD" and path.endswith(".tar")]
+    assert sum("gone" not in path for path in heads) == 2 + 2  # and once after each download
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
+        IndexedTarSamples(gone, storage_options=faulty.storage_options, remote=remote)
+
+
+def shardflow_threads_of(remote: Remote) -> bool:
+    return remote._process is not None
 
 
 @pytest.mark.parametrize("backend", ["cache", "range"])
@@ -304,6 +329,7 @@ def shardflow_threads() -> list[str]:
 
 def test_threads_end_with_what_they_serve(s3: Place, tmp_path: Path) -> None:
     pack(s3.root, 1, 6, s3.storage_options)
+    gc.collect()  # what other tests left
     for backend in ("cache", "range"):
         with IndexedTarSamples(
             s3.address("00000.tar"), backend=backend, storage_options=s3.storage_options, decode=False,
@@ -315,6 +341,22 @@ def test_threads_end_with_what_they_serve(s3: Place, tmp_path: Path) -> None:
         while shardflow_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not shardflow_threads()
+
+
+def test_threads_end_with_one_that_nobody_closed(s3: Place, tmp_path: Path) -> None:
+    pack(s3.root, 1, 6, s3.storage_options)
+    gc.collect()
+    before = len(shardflow_threads())
+    remote: Remote | None = Remote(str(tmp_path / "c"))
+    assert remote is not None
+    open_(s3, remote).close()
+    assert len(shardflow_threads()) > before
+    remote = None
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while len(shardflow_threads()) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(shardflow_threads()) <= before
 
 
 def test_a_download_that_is_given_up(faulty: Place, faults: FaultProxy, tmp_path: Path) -> None:
