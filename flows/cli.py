@@ -42,8 +42,8 @@ _PATHS = {
 _ABSOLUTE = {"source": normalised}  # several with commas, or a function
 _HOW = """
 
-Runs are recorded by the Prefect server that PREFECT_API_URL names; without one, Prefect's embedded server is
-started, which takes 8 to 13 seconds. With --direct the same steps run without Prefect. The exit status is 0 if
+Runs are recorded by the Prefect server that PREFECT_API_URL names, or by that of 'shardflow up'; without either,
+Prefect's embedded server is started, which takes 8 to 13 seconds. With --direct the same steps run without Prefect. The exit status is 0 if
 everything was done, 1 if something failed, 2 for a wrong command line, 130 after Ctrl-C. What is done is kept:
 run a command again to go on."""
 

@@ -148,6 +148,13 @@ def test_a_server_elsewhere_is_used(api: server.Api, place: Path, tmp_path: Path
     assert up.deployment("warmup/warmup")["paused"], "nobody serves it now"
 
 
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    up = Up(tmp_path / "home", tmp_path / "folder", PREFECT_API_URL="http://me:hush@127.0.0.1:9/api")
+    assert up.process.wait(60) == 1
+    assert "no Prefect API answers at http://127.0.0.1:9/api" in up.said() and "or unset it" in up.said()
+    assert len(up.said().splitlines()) == 1 and "hush" not in up.said()
+
+
 @pytest.mark.parametrize(
     ("text", "option", "reason"),
     [
