@@ -67,7 +67,10 @@ def gen_meta_step(
         facts.append(("meta", f"{target}: {untouched(target, storage_options)}"))
     else:
         facts.append(("meta", save_meta(root, reports, meta_save_path, storage_options)))
-    facts.append(("time", human_time(time.monotonic() - began)))
+    seconds = time.monotonic() - began
+    facts.append(("time", human_time(seconds)))
+    if reports and built == len(reports) and seconds > 0.1:
+        facts.append(("rate", f"{human_size(sum(report.size for report in reports) / seconds)}/s"))
     bad = sorted((work.label(address), work.explain(error, address)) for address, error in failures)
     addresses = [storage.join(root, report.path) for report in reports]
     samples = cache(partial(look, addresses, storage_options, choices[0]))

@@ -46,6 +46,11 @@ class StepReport:
         """Whether everything was done."""
         return not self.failures and not self.problem
 
+    @property
+    def brief(self) -> tuple[Row, ...]:
+        """The facts without examples, where there is one for each reason."""
+        return tuple(fact for fact in self.facts if not (self.left_out and fact[0] == "for example"))
+
 
 @dataclass(frozen=True)
 class Report:
@@ -95,7 +100,7 @@ class Report:
             tables.append(("failed", [("what is done is kept; this does the rest", self.rerun)]))
         for step in self.steps:
             problem = [("problem", step.problem)] if step.problem else []
-            tables.append((step.step, [*problem, *step.facts]))
+            tables.append((step.step, [*problem, *step.brief]))
             if step.failures:
                 rest = len(step.failures) - _LISTED
                 more = [("…", f"and {rest:,} more")] if rest > 0 else []
@@ -104,7 +109,11 @@ class Report:
                 )
             if step.left_out:
                 rows = [
-                    (found.reason, f"{found.rows:,} rows, such as {found.example}") for found in step.left_out
+                    (
+                        found.reason,
+                        f"{found.rows:,} row{'' if found.rows == 1 else 's'}, such as {found.example}",
+                    )
+                    for found in step.left_out
                 ]
                 tables.append((f"{step.step}: left out, by reason", rows))
         return tables
@@ -114,7 +123,7 @@ class Report:
         lines = [f"## {self.job}: {'done' if self.ok else 'failed'}", ""]
         for step in self.steps:
             lines += [f"### {step.step}", "", "| | |", "|---|---|"]
-            lines += [f"| {cell(name)} | {cell(value)} |" for name, value in step.facts]
+            lines += [f"| {cell(name)} | {cell(value)} |" for name, value in step.brief]
             lines += ["", f"**{cell(step.problem)}**" if step.problem else ""]
             if step.failures:
                 lines += [f"**{len(step.failures):,} failed**", "", "| what | why |", "|---|---|"]

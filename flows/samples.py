@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator, Sequence
 
 from loader import storage
-from loader.captions import Captions
+from loader.captions import Captions, strip_placeholders
 from loader.contact_sheet import Sample
 from loader.data_handler import IMAGE_EXTENSIONS, handler_for, make_handlers
 from loader.errors import ShardflowError
@@ -77,7 +77,11 @@ def markdown(samples: Sequence[Sample]) -> str:
         row = samples[begin : begin + _COLUMNS]
         lines.append("| " + " | ".join(" ".join(map(_picture, pictures)) for _, _, pictures, _ in row) + " |")
         lines.append(
-            "| " + " | ".join(f"`{cell(key)}` {_words(caption)}" for key, caption, _, _ in row) + " |"
+            "| "
+            + " | ".join(
+                f"`{cell(key)}` {_words(caption, len(pictures))}" for key, caption, pictures, _ in row
+            )
+            + " |"
         )
     return "\n".join(lines) + "\n"
 
@@ -87,7 +91,10 @@ def cell(text: str) -> str:
     return "".join(f"\\{letter}" if letter in r"\`*_[]<>|#" else letter for letter in printable(text))
 
 
-def _words(caption: str) -> str:
+def _words(caption: str, pictures: int) -> str:
+    """Which picture is meant, needs no saying of a single one."""
+    if pictures == 1:
+        caption = strip_placeholders(caption)
     return cell(caption if len(caption) <= _WORDS else caption[: _WORDS - 1] + "…")
 
 

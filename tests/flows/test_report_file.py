@@ -36,7 +36,7 @@ def test_a_page_with_everything_and_nothing_beside_it(tmp_path: Path) -> None:
     page = (tmp_path / "there" / "report.html").read_text()
     for part in (
         "<h1>prepare: done</h1>", "1 sample · 1 picture", "<dt>samples</dt><dd>59 of 60 rows</dd>",
-        "<h2>pack: left out, by reason</h2>", "1 rows, such as /data/a.jsonl, row 18 (read): &lt;none&gt;.jpg",
+        "<h2>pack: left out, by reason</h2>", "1 row, such as /data/a.jsonl, row 18 (read): &lt;none&gt;.jpg",
         "data:image/jpeg;base64,", "a &lt;b&gt;red&lt;/b&gt; square", "default-src 'none'",
     ):  # fmt: skip
         assert part in page, part

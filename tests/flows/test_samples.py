@@ -86,5 +86,6 @@ def test_markdown_holds_the_pictures_and_no_markup_of_anybody() -> None:
     words = re.sub(r"\(data:[^)]*\)", "", text)
     assert "<script>" not in words and r"\<script\>" in words and r"\[x\]" in words and "key\\|1" in words
     assert all(len(line) < 700 for line in words.splitlines())
-    rows = words.splitlines()
-    assert len(rows) == 6
+    assert len(words.splitlines()) == 6
+    single = markdown([("a", "<image_0>A cat.", [image], {})])
+    assert single.endswith("| `a` A cat. |\n"), "which picture is meant needs no saying"
