@@ -61,7 +61,9 @@ class Serving:
     def run(self, interrupts: Interrupts, say: Say) -> None:
         """Serve until Ctrl-C or SIGTERM; ServerUnreachable if a server of our own goes away."""
         os.environ[lifeline.VARIABLE] = str(os.getpid())
-        os.environ.setdefault("PREFECT_LOGGING_TO_API_BATCH_INTERVAL", "0.5")  # seconds: somebody may be watching
+        os.environ.setdefault(
+            "PREFECT_LOGGING_TO_API_BATCH_INTERVAL", "0.5"
+        )  # seconds: somebody may be watching
         asyncio.run(self._run(interrupts, say))
 
     async def _run(self, interrupts: Interrupts, say: Say) -> None:
