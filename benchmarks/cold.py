@@ -70,7 +70,8 @@ def _cached_pages(descriptor: int, size: int) -> int:
 
 
 def cold_questions(data: Corpora) -> list[Question | Race]:
-    return [_index(data), *(_stream(data, workers) for workers in (0, 2))]
+    races = [] if data.quick else [_stream(data, workers) for workers in (0, 2)]
+    return [_index(data), *races]
 
 
 def _index(data: Corpora) -> Question:

@@ -6,11 +6,13 @@ another order each time, and a ratio comes from two runs of one round.
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,11 +103,8 @@ class Race:
     def _verify(self) -> dict[str, Report]:
         checked: dict[str, Report] = {}
         right: Report | None = None
-        for each in self.contenders:
-            try:
-                report = self._run(each, check=True)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"  {each.title}: left out: {error}", file=sys.stderr)
+        for each, report in zip(self.contenders, self._checked(), strict=True):
+            if report is None:
                 continue
             right = report["check"] if right is None else right
             if report["check"] != right:
@@ -114,6 +113,20 @@ class Race:
                 )
             checked[each.title] = report
         return checked
+
+    def _checked(self) -> list[Report | None]:
+        """What each yields, None where it can't run: not timed, so as many at once as there are cores."""
+
+        def check(each: Contender) -> Report | None:
+            try:
+                return self._run(each, check=True)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                print(f"  {each.title}: left out: {error}", file=sys.stderr)
+                return None
+
+        at_once = 1 if self.before is not None else os.cpu_count() or 1
+        with ThreadPoolExecutor(min(at_once, 4)) as pool:
+            return list(pool.map(check, self.contenders))
 
     def _answer(
         self, aspect: Aspect, runs: Mapping[str, list[Report]], checked: Mapping[str, Report]
