@@ -23,7 +23,7 @@ from tasks.pack import (
     finish_pack,
     plans,
     prepare_output,
-    release,
+    settle,
     without_duplicates,
     write_errors,
 )
@@ -33,7 +33,7 @@ from tasks.source import Slot
 
 def pack_step(config: PackConfig, run: Run) -> StepReport:
     """Pack, and say what has become of it. The caller holds the output."""
-    began = time.monotonic()
+    began = shown = time.monotonic()
     results: list[SlotReport] = []
     failures: list[tuple[Slot, Exception]] = []
     try:
@@ -55,7 +55,7 @@ def pack_step(config: PackConfig, run: Run) -> StepReport:
             found, failed = run(work, config.n_jobs, partial(check_share, job) if job.whole else None)
             results, failures = results + found, failures + failed
             if not failed:
-                release(job)
+                shown = settle(job, shown)
         if not failures and (again := without_duplicates(job, results)):
             others, failures = run(replace(work, items=again), config.n_jobs)
             packed = {report.slot for report in others}

@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 from loader import storage
 from loader.errors import BadConfig, BadSample, ShardflowError, TooManyBad
-from loader.pool import Pool, processes
 from loader.sidecar import parquet
+from loader.workers import Workers
 from tasks import duplicates, manifest, outputs, source
 from tasks.claim import Claim, before, claim
 from tasks.config import PackConfig
@@ -41,11 +41,13 @@ from tasks.reasons import Reason, by_reason
 from tasks.slot import SlotReport, pack_slot
 from tasks.sources import function_rows, spool
 from tasks.stream import ahead
+from tasks.workforce import Crew
 
 logger = logging.getLogger(__name__)
 
 ERRORS_NAME = "errors.jsonl"
 _EXAMPLES = 3
+SHOWN_EVERY = 60.0  # seconds between two states of a dataset that a function fills
 _AHEAD = 64  # slots of a function that may wait to be packed
 
 OnSlot = Callable[[SlotReport], None]
@@ -152,7 +154,7 @@ def prepare_output(config: PackConfig) -> None:
 
 
 def pack_group(
-    job: Plan, slots: Iterable[int], pool: Pool, on_slot: OnSlot | None = None
+    job: Plan, slots: Iterable[int], pool: Workers, on_slot: OnSlot | None = None
 ) -> list[SlotReport]:
     """Pack some slots; reports in slot order. Slots that are done are looked at and kept.
 
@@ -164,7 +166,7 @@ def pack_group(
 
 
 def _pack_slots(
-    job: Plan, slots: Sequence[source.Slot], pool: Pool, on_slot: OnSlot | None
+    job: Plan, slots: Sequence[source.Slot], pool: Workers, on_slot: OnSlot | None
 ) -> list[SlotReport]:
     reports: list[SlotReport] = []
     failures: dict[int, Exception] = {}
@@ -227,13 +229,7 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
         )
     doubles = duplicates.write(config, lambda: manifests)
     shards = [shard for found in manifests for shard in found.shards]
-    everything = [*(shard for found in older for shard in found.shards), *shards]
-    outputs.unify_sidecars(config, everything)
-    splits = {slot.index: slot.split for slot in job.slots}
-    by_split: dict[str, list[BadRow]] = {}
-    for found in [*older, *manifests]:
-        by_split.setdefault(splits.get(found.slot, outputs.split_of(found)), []).extend(found.bad)
-    named = outputs.describe(config, job.claimed, set(splits.values()) or {""}, everything, by_split)
+    named = _describe(job, [*older, *manifests])
     outputs.remove_leftovers(config, job.claimed, named, job.claimed.slots + len(job.slots))
     spool.clear(config)
     storage.sweep(config.output)
@@ -262,6 +258,18 @@ def finish_pack(job: Plan, reports: Iterable[SlotReport], seconds: float = 0.0) 
     )
 
 
+def _describe(job: Plan, manifests: Sequence[Manifest]) -> set[str]:
+    """meta.json of each dataset, of all these slots; returns the shards that are named."""
+    config = job.config
+    shards = [shard for found in manifests for shard in found.shards]
+    outputs.unify_sidecars(config, shards)
+    splits = {slot.index: slot.split for slot in job.slots}
+    bad: dict[str, list[BadRow]] = {}
+    for found in manifests:
+        bad.setdefault(splits.get(found.slot, outputs.split_of(found)), []).extend(found.bad)
+    return outputs.describe(config, job.claimed, set(splits.values()) or {""}, shards, bad)
+
+
 def write_errors(job: Plan, slots: Iterable[int]) -> str:
     """errors.jsonl with the bad rows of these slots, in row order; returns its address."""
     return _write_errors(job.config, (row for found in _manifests(job, sorted(slots)) for row in found.bad))
@@ -280,11 +288,12 @@ def pack_planned(job: Plan, on_slot: OnSlot | None = None) -> PackSummary:
 
 def _pack_all(config: PackConfig, jobs: Iterable[Plan], on_slot: OnSlot | None) -> PackSummary:
     began = time.monotonic()
+    shown = began
     reports: dict[int, SlotReport] = {}
     bad = 0
     with contextlib.ExitStack() as stack:
         stack.callback(storage.sweep, config.output)
-        pool: Pool | None = None
+        pool: Workers | None = None
         for job in jobs:
 
             def note(report: SlotReport, job: Plan = job) -> None:
@@ -299,19 +308,30 @@ def _pack_all(config: PackConfig, jobs: Iterable[Plan], on_slot: OnSlot | None) 
             if pool is None:
                 prepare_output(config)
                 slots = len(job.slots) if job.whole else sys.maxsize
-                pool = stack.enter_context(Pool(processes(config.n_jobs, slots)))
+                crew = stack.enter_context(Crew(config.runner, config.dask_address))
+                pool = crew.get(config.n_jobs, slots)
             _pack_slots(job, job.fresh, pool, note)
-            release(job)
+            shown = settle(job, shown)
         if pool is not None and (again := without_duplicates(job, reports.values())):
             bad = 0
             _pack_slots(job, again, pool, note)
         return finish_pack(job, list(reports.values()), time.monotonic() - began)
 
 
-def release(job: Plan) -> None:
-    """After the fresh slots of a plan that isn't whole: what was written down of them is needed no more."""
-    if not job.whole and job.config.duplicates != "drop":
-        function_rows.release(job.config, job.fresh)
+def settle(job: Plan, shown: float) -> float:
+    """After the fresh slots of a plan that isn't whole are packed: what was written down of them is needed no more.
+
+    Every minute all that is packed so far becomes the dataset, so that one that a function never ends can be read. Takes
+    and returns when that was done last (`time.monotonic`).
+    """
+    if job.whole or not job.fresh or job.config.duplicates == "drop":
+        return shown
+    function_rows.release(job.config, job.fresh)
+    if time.monotonic() - shown < SHOWN_EVERY:
+        return shown
+    packed = _manifests(job, [slot.index for slot in job.slots])
+    _describe(job, [*outputs.earlier(job.config, job.claimed), *packed])
+    return time.monotonic()
 
 
 def _too_many(job: Plan, bad: int) -> bool:

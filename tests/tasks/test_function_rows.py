@@ -98,6 +98,29 @@ def test_slots_are_packed_while_the_function_waits(config: PackConfig, tmp_path:
     assert texts(config) == [str(n) for n in range(9)]
 
 
+def test_a_dataset_that_is_never_done_can_be_read(
+    config: PackConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "SHOWN_EVERY", 0.0)
+    module(
+        config,
+        "import json, time\nfrom pathlib import Path\n"
+        f"meta = {config.output!r} + '/meta.json'\n"
+        "def samples():\n"
+        "    try:\n"
+        "        return sum(shard['num_samples'] for shard in json.loads(Path(meta).read_text()).values())\n"
+        "    except FileNotFoundError:\n"
+        "        return 0\n"
+        "def records():\n"
+        "    for n in range(11):\n"
+        "        while samples() < (n - 1) // 4 * 4:\n"
+        "            time.sleep(0.01)\n"
+        "        yield {'text': str(n)}\n",
+    )
+    assert pack.pack(config).samples == 11
+    assert texts(config) == [str(n) for n in range(11)]
+
+
 QUEUE = """
 import os, pathlib, time
 here = pathlib.Path(__file__).parent
