@@ -96,7 +96,8 @@ class Arriving:
     def _more(self, end: int) -> None:
         """Fetch what follows: at least a byte, if not all up to `end`."""
         if self._stream is None and self._step < len(self._steps):
-            stop = min(max(self._filled + self._steps[self._step], end), self.size)
+            stop = max(self._filled + self._steps[self._step], end)
+            stop = stop if stop + _WORTH < self.size else self.size  # no request for the last zero blocks
             self._step += 1
             began = time.monotonic()
             self._put(
