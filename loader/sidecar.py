@@ -240,8 +240,13 @@ def about(form: pyarrow.Schema, where: str) -> About | None:
         found = About(int(said["tar_size"]), int(said["tar_adler32"]))
     except (KeyError, ValueError) as error:
         raise BadSidecar(f"{where}: damaged: it doesn't say which tar it is about") from error
-    if form.names[: len(FIXED)] != list(FIXED):
-        raise BadSidecar(f"{where}: damaged: its first columns are {form.names[:3]}, …")
+    wanted = schema({})
+    for number, field in enumerate(wanted):
+        if number >= len(form) or (form.field(number).name, form.field(number).type) != (
+            field.name,
+            field.type,
+        ):
+            raise BadSidecar(f"{where}: damaged: column {number} is not {field.name!r} of type {field.type}")
     return found
 
 

@@ -57,11 +57,14 @@ class SidecarReader:
         if rows["outcome"][i] == UNREADABLE_JSON:
             raise BadSample("no JSON")
         other = rows["other"][i]
-        if other is not None and other[:1] != "{":
-            document: Any = json.loads(other)
-        else:
-            document = json.loads(other) if other is not None and self._whole else {}
-            self._fill(document, i)
+        try:
+            if other is not None and other[:1] != "{":
+                document: Any = json.loads(other)
+            else:
+                document = json.loads(other) if other is not None and self._whole else {}
+                self._fill(document, i)
+        except (ValueError, RecursionError) as error:  # as it never is where a sidecar was written by us
+            raise BadSample(f"no JSON in the sidecar: {error}") from error
         return {".json": document}, range(i, i + rows["num_images"][i])
 
     def _fill(self, document: dict[str, Any], i: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from loader.contents import Contents, most_frequent
 from loader.errors import BadIndex
@@ -47,18 +48,21 @@ def describe(path: str, index: Index, state: str) -> TarReport:
 
 def count_extensions(index: Index) -> dict[str, int]:
     """Members by extension, the most frequent first."""
-    codes = np.frombuffer(index.extension, np.uint32)
-    if len(codes) and int(codes.max()) >= len(index.extensions):
-        raise BadIndex(
-            f"{index.where}: damaged: an extension it doesn't list. Delete it, and it is built again"
-        )
-    counts = np.bincount(codes, minlength=len(index.extensions)).tolist()
+    counts = np.bincount(_codes(index), minlength=len(index.extensions)).tolist()
     return most_frequent(dict(zip(index.extensions, counts, strict=True)))
 
 
 def count_bytes(index: Index) -> dict[str, int]:
     """Bytes of members by extension, the largest sum first."""
-    sums = [0] * len(index.extensions)
-    for code, size in zip(index.extension, index.size, strict=True):
-        sums[code] += size
-    return most_frequent(dict(zip(index.extensions, sums, strict=True)))
+    sums = np.zeros(len(index.extensions), np.uint64)
+    np.add.at(sums, _codes(index), np.frombuffer(index.size, np.uint64))
+    return most_frequent(dict(zip(index.extensions, sums.tolist(), strict=True)))
+
+
+def _codes(index: Index) -> npt.NDArray[np.uint32]:
+    codes = np.frombuffer(index.extension, np.uint32)
+    if len(codes) and int(codes.max()) >= len(index.extensions):
+        raise BadIndex(
+            f"{index.where}: damaged: an extension it doesn't list. Delete it, and it is built again"
+        )
+    return codes
