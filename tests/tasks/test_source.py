@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,7 @@ def test_a_million_rows_are_planned_in_linear_time_and_few_bytes(tmp_path: Path,
     once = cost(lambda: slots.extend(plan_slots(million)), 1)
     assert once < 150 * cost(lambda: plan_slots(fewer), 3)  # of 20 times the rows; quadratic: 400
     assert [slot.rows for slot in slots] == [10_000] * 100
+    assert len(pickle.dumps(slots[50])) < 1000  # what a worker is sent
     assert sum(1 for _ in rows(slots[50], million)) == 10_000
 
     some = job(write(100_000), 1_000)  # tracing makes it slow; what is held does not grow with the rows
