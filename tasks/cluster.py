@@ -9,14 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loader.errors import ShardflowError
 from loader.workers import Workers, portable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class WorkersKilled(ShardflowError, RuntimeError):
+    """Each worker that got an item died of it: others would, too."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Cluster(Workers):
             outcome = future.result()
             return outcome.error if isinstance(outcome, Failed) else outcome
         if self.died(failure):
-            return BrokenProcessPool(
+            return WorkersKilled(
                 f"the {self.name} workers that worked on it were killed, one after another: out of memory?"
             )
         if not isinstance(failure, Exception):

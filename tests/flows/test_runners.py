@@ -81,11 +81,11 @@ def test_a_flow_on_dask_survives_a_killed_worker(
 def test_the_command_on_dask(
     job: Path, tmp_path: Path, undisturbed: dict[str, str], cluster: DaskCluster
 ) -> None:
+    """As its config says."""
     cluster.add_worker()
-    command = ("prepare", str(job), "--output", str(tmp_path / "out"), "--direct", "--runner", "dask")
-    told = finish(
-        start(*command, "--dask-address", cluster.address, "--report", str(tmp_path / "report.html"))
-    )
+    (job.parent / "dask.yaml").write_text(f"{job.read_text()}runner: dask\ndask_address: {cluster.address}\n")
+    command = ("prepare", str(job.parent / "dask.yaml"), "--output", str(tmp_path / "out"), "--direct")
+    told = finish(start(*command, "--report", str(tmp_path / "report.html")))
     assert told.returncode == 0, told.stderr
     assert digests(tmp_path / "out") == undisturbed
     assert "prepare: done" in (tmp_path / "report.html").read_text()

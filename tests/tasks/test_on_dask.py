@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from clusters import DaskCluster, dask_cluster
 from errands import die, fail, flag, unlucky
 from running import SECRET
 
+from tasks.cluster import WorkersKilled
 from tasks.group import may_pass
 from tasks.on_dask import DaskWorkers, NoCluster
 
@@ -63,7 +63,7 @@ def test_an_item_that_kills_its_worker_each_time_ends_as_a_failure(cluster: Dask
         assert workers._client is not None
         workers._client.wait_for_workers(5, timeout=60)
         ((_, outcome),) = workers.run_all(die, [1])
-        assert isinstance(outcome, BrokenProcessPool) and may_pass(outcome)
+        assert isinstance(outcome, WorkersKilled) and not may_pass(outcome)
         assert "Dask workers" in str(outcome)
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 from errands import die, fail, unlucky
 
 pytest.importorskip("ray", reason="there is no Ray for every Python")
+from tasks.cluster import WorkersKilled
 from tasks.on_ray import NoRay, RayWorkers
 
 
@@ -31,7 +31,7 @@ def test_outcomes_come_home_and_a_killed_worker_costs_nothing(workers: RayWorker
 
 def test_an_item_that_kills_its_worker_each_time_ends_as_a_failure(workers: RayWorkers) -> None:
     ((_, outcome),) = workers.run_all(die, [1])
-    assert isinstance(outcome, BrokenProcessPool) and "Ray workers" in str(outcome)
+    assert isinstance(outcome, WorkersKilled) and "Ray workers" in str(outcome)
 
 
 def test_no_cluster_there(workers: RayWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
