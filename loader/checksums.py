@@ -11,4 +11,13 @@ try:
 except ImportError:
     from zlib import adler32, crc32
 
-__all__ = ["adler32", "crc32"]
+__all__ = ["adler32", "combined_adler32", "crc32"]
+
+_BASE = 65521  # of Adler-32: the largest prime below 2^16
+
+
+def combined_adler32(first: int, second: int, size: int) -> int:
+    """The Adler-32 of bytes and `size` bytes behind them, from those of the two."""
+    low, high = first & 0xFFFF, first >> 16
+    more_low, more_high = second & 0xFFFF, second >> 16
+    return ((high + more_high + size * (low - 1)) % _BASE) << 16 | (low + more_low - 1) % _BASE

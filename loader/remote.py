@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loader import storage
-from loader.checksums import adler32
+from loader.checksums import adler32, combined_adler32
 from loader.errors import (
     BadConfig,
     BadIndex,
@@ -151,11 +151,11 @@ class Remote(InFlight):
         def fill(partial: Partial) -> None:
             partial.reserve(stat.size)
             for last in (False, True):
-                self._fetch_parts(address, options, stat, partial, closed)
+                checksum = self._fetch_parts(address, options, stat, partial, closed)
                 self.traffic.add(requests=1, downloads=1)
                 if storage.stat(address, options) != stat:
                     raise FileChanged(f"{address}: replaced while it was downloaded")
-                if _as_written(partial.descriptor, candidate):
+                if checksum == _expected(partial.descriptor, candidate, checksum):
                     return
                 if last:
                     raise BadTar(
@@ -173,22 +173,28 @@ class Remote(InFlight):
         stat: Stat,
         partial: Partial,
         closed: threading.Event,
-    ) -> None:
-        def part(start: int) -> None:
+    ) -> int:
+        """Write the whole tar, in parts; returns its adler32."""
+
+        def part(start: int) -> tuple[int, int]:
             if closed.is_set():
                 raise InterruptedError(f"{address}: no longer wanted")
             asked = start, min(start + PART, stat.size)
-            partial.write(self.fetch(address, options, [asked], stat.version)[0], start)
+            data = self.fetch(address, options, [asked], stat.version)[0]
+            partial.write(data, start)
+            return adler32(data), len(data)
 
-        parts: list[Future[None]] = []
+        parts: list[Future[tuple[int, int]]] = []
+        total = 1
         try:
             parts.extend(self.submit(part, start) for start in range(0, stat.size, PART))
             for future in parts:
-                future.result()
+                total = combined_adler32(total, *future.result())
         except BaseException:
             running = [future for future in parts if not future.cancel()]
             wait(running)  # none writes to a descriptor that is closed, and may be another file's by then
             raise
+        return total
 
     # -- indexes
 
@@ -320,20 +326,16 @@ def _mapped(descriptor: int, kind: type[Any]) -> Any:
         os.close(descriptor)
 
 
-def _as_written(descriptor: int, index: Index | None) -> bool:
-    """Whether a downloaded tar has the checksum of an index that is its own, where there is one."""
+def _expected(descriptor: int, index: Index | None, otherwise: int) -> int:
+    """The checksum of a downloaded tar that an index of its own holds; `otherwise` where there is none."""
     if index is None or index.checksum is None:
-        return True
-    size = os.fstat(descriptor).st_size
+        return otherwise
 
     def read(start: int, end: int) -> bytes:
         return os.pread(descriptor, end - start, start)
 
     try:
-        index.check_fresh(size, read(0, BLOCK), read)
-    except BadIndex:
-        return True  # it is another tar's
-    total = 1
-    for start in range(0, size, PART):
-        total = adler32(read(start, start + PART), total)
-    return total == index.checksum
+        index.check_fresh(os.fstat(descriptor).st_size, read(0, BLOCK), read)
+    except BadIndex:  # it is another tar's
+        return otherwise
+    return index.checksum
