@@ -1,0 +1,125 @@
+"""Shards in a store: a real S3 server on this machine, at once and through a proxy that adds 20 ms to each request.
+
+What a run reads comes from the server for its first epoch, and from wherever it keeps copies for its second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from harness import HERE, WORK, Contender, call
+from questions import Corpora, converted
+from races import Aspect, Race
+
+sys.path.append(os.path.join(os.path.dirname(HERE), "tests"))
+
+CACHE, RANGE = 'ours, backend="cache"', 'ours, backend="range"'
+RAW, RAW_RANGES = "obstore: shards whole, read and dropped", "obstore: the same ranges, read and dropped"
+WEBDATASET, LITDATA, MOSAIC = "webdataset", "LitData", "MosaicML"
+PEERS = (WEBDATASET, LITDATA, MOSAIC)
+LATENCIES = (0.0, 0.02)
+BATCH = 64
+
+
+@cache
+def store() -> tuple[Any, Any]:
+    """The server and the proxy before it, for as long as this run lasts."""
+    from pathlib import Path
+
+    from fault_proxy import FaultProxy
+    from s3_server import S3Server
+
+    folder = os.path.join(WORK, "s3")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    server = S3Server(Path(folder)).start()
+    proxy = FaultProxy(server.port)
+    atexit.register(shutil.rmtree, folder, True)
+    atexit.register(server.stop)
+    atexit.register(proxy.stop)
+    return server, proxy
+
+
+def _stored(data: Corpora) -> dict[str, Any]:
+    """Have the corpus in the store, in everybody's format; what contenders are told of it."""
+    from s3_server import BUCKET, KEY, SECRET
+
+    server, _ = store()
+    photographs = data.photographs
+    args: dict[str, Any] = {
+        "tars": photographs.tars, "samples": photographs.samples, "shard": 125 if data.quick else 1000,
+        "batch": BATCH, "key": KEY, "secret": SECRET, "url": server.url, "ours": f"s3://{BUCKET}/open/ours",
+        "decode": False,
+    }  # fmt: skip
+    names = call(Contender("to the store", "ours_remote.py", "prepare"), args)["names"]
+    folders = converted("a", args)
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**server.storage_options)
+    for peer, folder in folders.items():
+        fs.put(folder + "/", f"{BUCKET}/open/{peer}/", recursive=True)
+        args[peer] = f"s3://{BUCKET}/open/{peer}"
+    args["names"], args["bucket"] = names, f"{BUCKET}/open/ours"
+    return args
+
+
+def remote_questions(data: Corpora) -> Sequence[Race]:
+    args = _stored(data)
+    return [_raw(args), *(_streams(args, latency) for latency in LATENCIES)]
+
+
+def _per_sample(seconds: float) -> float:
+    return seconds * 1e6
+
+
+def _raw(args: dict[str, Any]) -> Race:
+    """No workers, obstore on both sides, as many requests in flight."""
+    contenders = [
+        Contender(CACHE, "ours_remote.py", "cached"),
+        Contender(RANGE, "ours_remote.py", "ranged"),
+        Contender(RAW, "ours_remote.py", "raw_whole"),
+        Contender(RAW_RANGES, "ours_remote.py", "raw_ranges"),
+    ]
+    told = {**args, "workers": 0, "client": "obstore", "prefetch": 8}
+    aspects = [
+        Aspect(
+            f"remote raw {name}", f"First epoch, no workers, 32 requests in flight, {ours}", "cold", "µs a sample",
+            _per_sample, ours, {raw: target},
+            "Against a program that reads the same bytes by the fastest client, and does nothing with them.",
+        )
+        for name, ours, raw, target in (("cache", CACHE, RAW, 0.85), ("range", RANGE, RAW_RANGES, 0.7))
+    ]  # fmt: skip
+    return Race("From a store, raw", contenders, told, aspects)
+
+
+def _streams(args: dict[str, Any], latency: float) -> Race:
+    server, proxy = store()
+    where = f"{latency * 1000:.0f} ms"
+    contenders = [
+        Contender(CACHE, "ours_remote.py", "cached"),
+        Contender(RANGE, "ours_remote.py", "ranged"),
+        Contender(WEBDATASET, "peers_remote.py", "stream_webdataset"),
+        Contender(LITDATA, "peers_remote.py", "stream_litdata"),
+        Contender(MOSAIC, "peers_remote.py", "stream_mosaic"),
+    ]
+    aspects = [
+        Aspect(
+            f"remote {kind} {where}", f"{title}, 2 workers, {where} a request", key, unit, scale, CACHE,
+            {RANGE: None, **dict.fromkeys(PEERS, 1.0)},
+        )
+        for kind, title, key, unit, scale in (
+            ("first", "From construction to the first batch, nothing cached", "first", "ms", lambda s: s * 1e3),
+            ("cold", "First epoch, nothing cached", "cold", "µs a sample", _per_sample),
+            ("cached", "Second epoch", "again", "µs a sample", _per_sample),
+        )
+    ]  # fmt: skip
+    told = {**args, "workers": 2, "client": "auto", "url": proxy.url if latency else server.url}
+    return Race(
+        f"From a store, {where}", contenders, told, aspects, before=lambda: proxy.reset(latency=latency)
+    )
