@@ -85,23 +85,31 @@ def _text(content: bytes) -> tuple[str, str]:
 
 def with_captions(root: str, files: list[str], config: PackConfig) -> SourceFile:
     """Each picture and what lies beside it; a caption without a picture is a row as well, and a bad one."""
-    beside: dict[str, dict[str, str]] = {}
-    pictures: list[tuple[str, str]] = []
+    beside: dict[str, tuple[str, ...]] = {}
     others: Counter[str] = Counter()
     for file in files:
         stem, suffix = split(file)
-        if suffix in PICTURES:
-            pictures.append((file, stem))
-        elif suffix in CAPTIONS:
-            beside.setdefault(stem, {})[suffix] = file
-        else:
+        if suffix in CAPTIONS:
+            beside[stem] = (*beside.get(stem, ()), file)
+        elif suffix not in PICTURES:
             others[suffix or "no extension"] += 1
     _tell(root, others)
-    alone = beside.keys() - {stem for _, stem in pictures}
-    rows = [(file, {"image": file, **beside.get(stem, {})}) for file, stem in pictures]
-    rows += [(next(iter(beside[stem].values())), dict(beside[stem])) for stem in alone]
-    rows.sort(key=lambda row: row[0])
-    return spool.written("captions", (_line(entry, root) for _, entry in rows), config, root)
+    alone = set(beside)
+    for file in files:
+        stem, suffix = split(file)
+        if suffix in PICTURES:
+            alone.discard(stem)
+
+    def entries() -> Iterator[bytes]:
+        for file in files:
+            stem, suffix = split(file)
+            captions = {split(caption)[1]: caption for caption in beside.get(stem, ())}
+            if suffix in PICTURES:
+                yield _line({"image": file, **captions}, root)
+            elif stem in alone and file == beside[stem][0]:
+                yield _line(captions, root)
+
+    return spool.written("captions", entries(), config, root)
 
 
 def with_classes(root: str, files: list[str], config: PackConfig) -> SourceFile:

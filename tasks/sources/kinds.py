@@ -26,6 +26,7 @@ SUFFIXES = {
 }
 _KNOWN = ", ".join(SUFFIXES)
 _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)", re.IGNORECASE)
+_TABLES = {"csv", "jsonl", "parquet"}
 _BEGINNINGS = {b"PAR1": "parquet", b"{": "jsonl", b"[": "json"}
 
 
@@ -84,21 +85,23 @@ def _fixed(pattern: str) -> str:
 
 def _kind_of_folder(folder: str, files: list[str]) -> str:
     """By what lies in it; the first that fits. "" leaves it to each file's name."""
-    names = {storage.relative(file, folder) for file in files}
-    if {STATE, "dataset_info.json"} <= names or "dataset_dict.json" in names:
+    saved = {storage.join(folder, name) for name in (STATE, "dataset_info.json", "dataset_dict.json")}
+    found = saved.intersection(files)
+    if len(found) > 1 or storage.join(folder, "dataset_dict.json") in found:
         return "datasets"
-    if any(_kind(file)[0] == "tar" for file in files):  # whose statistics and tables may lie beside them
+    kinds = {_kind(file)[0] for file in files}
+    if "tar" in kinds:  # whose statistics and tables may lie beside them
         return "tar"
-    if any(_METADATA.fullmatch(storage.name(file)) for file in files):
+    if kinds & _TABLES and any(_METADATA.fullmatch(storage.name(file)) for file in files):
         return "imagefolder"
-    if kind := folder_rows.looks_like(folder, files):
-        records = any(_kind(file)[0] for file in files)
-        return kind if kind == "captions" or not records else ""
-    if not any(_kind(file)[0] for file in files) and any(split(file)[1] in PICTURES for file in files):
-        raise BadConfig(
-            f"source is {folder}: pictures, but no captions. Expected is a.txt or a.json beside a.jpg, a folder for "
-            "each class, a metadata.csv with file_name, or records that name the pictures"
-        )
+    kind = folder_rows.looks_like(folder, files)
+    if kind == "captions" or kinds == {""}:
+        if not kind and any(split(file)[1] in PICTURES for file in files):
+            raise BadConfig(
+                f"source is {folder}: pictures, but no captions. Expected is a.txt or a.json beside a.jpg, a folder for "
+                "each class, a metadata.csv with file_name, or records that name the pictures"
+            )
+        return kind
     return ""
 
 
