@@ -93,6 +93,11 @@ def write_bytes(
         file.write(data)
 
 
+def takes_conditions(address: str) -> bool:
+    """Whether what is written there can be made to depend on what is there, in a store."""
+    return addresses.protocol(address) in _OBJECT_STORES
+
+
 # -- local
 
 
@@ -254,7 +259,7 @@ def _put(
     if protocol == "memory":
         _put_in_memory(address, data, if_absent, if_match)
         return
-    if protocol not in _OBJECT_STORES or (if_match is not None and protocol not in stores.S3):
+    if not takes_conditions(address) or (if_match is not None and protocol not in stores.S3):
         raise BadAddress(f"{address}: {protocol}:// can't be written under a condition")
 
     def put() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loader import meta, storage
-from loader.errors import BadConfig, BadMeta
+from loader.errors import BadConfig, BadMeta, WriteConflict
 from tasks import manifest
 from tasks.config import PackConfig
 from tasks.source_options import shard_pattern
@@ -79,7 +79,15 @@ def claim(config: PackConfig) -> Claim:
         document["replaces"] = True
     # A path that is no UTF-8 is written as the escapes that JSON has for what Python makes of its bytes.
     data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
-    storage.write_bytes(address(config.output), data, config.storage_options)
+    # On this machine, whoever holds the output is alone with it; into a bucket, another one may be packing as well.
+    first = found is None and storage.takes_conditions(config.output)
+    try:
+        storage.write_bytes(address(config.output), data, config.storage_options, if_absent=first)
+    except WriteConflict as error:
+        if _load(config) != wanted:
+            raise BadConfig(
+                f"output is {config.output}, which another job has just taken: choose another folder"
+            ) from error
     return wanted
 
 

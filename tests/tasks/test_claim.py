@@ -11,7 +11,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from s3_server import Place
 
+from loader import storage
 from loader.errors import BadConfig, BadSample
 from tasks import claim, pack
 from tasks.config import PackConfig
@@ -140,3 +142,28 @@ def test_in_an_object_store_and_from_a_path_that_is_no_utf8(tmp_path: Path) -> N
     assert document["job"]["source"] == str(folder)
     with pytest.raises(BadConfig, match="output is memory://claimed, where another job has packed"):
         pack.pack(dataclasses.replace(config, key_prefix="y"))
+
+
+def test_two_jobs_at_once_into_one_bucket(
+    config: PackConfig, other: str, s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find it empty; one of them is the first to say that it is its own."""
+    mine = dataclasses.replace(config, output=s3.address("out"), storage_options=s3.storage_options)
+    theirs = dataclasses.replace(mine, source=other)
+    look = claim.before
+
+    def meanwhile(asked: PackConfig) -> claim.Claim:
+        found = look(asked)
+        monkeypatch.setattr(claim, "before", look)
+        claim.claim(mine)
+        return found
+
+    for late in (mine, theirs):  # the same job twice is no conflict: it writes the same bytes
+        storage.remove(claim.address(mine.output), s3.storage_options)
+        monkeypatch.setattr(claim, "before", meanwhile)
+        if late is theirs:
+            with pytest.raises(BadConfig, match="which another job has just taken"):
+                claim.claim(late)
+        else:
+            claim.claim(late)
+        assert claim.claim(mine) == look(mine)
