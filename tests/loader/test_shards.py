@@ -30,7 +30,10 @@ groups = st.lists(st.dictionaries(names, st.integers(0, 5), max_size=6), min_siz
 def table_of(groups: list[dict[str, int]]) -> ShardTable:
     return ShardTable(
         [
-            (("", f"/root/{n}", {"n": n}), {name: ShardMeta(count, 512 * count, 1) for name, count in shards.items()})
+            (
+                ("", f"/root/{n}", {"n": n}),
+                {name: ShardMeta(count, 512 * count, 1) for name, count in shards.items()},
+            )
             for n, shards in enumerate(groups)
         ]
     )
