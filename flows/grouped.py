@@ -64,10 +64,9 @@ class Groups:
                 shift = Shift(workers, shown.on_done, work.items[end : end + workers.n_jobs], limited)
                 began = time.monotonic()
                 self.task_runs += 1
-                state = _run(group, shift)
-                took = time.monotonic() - began
                 try:
-                    _end_if_fatal(state, group)
+                    _end_if_fatal(_run(group, shift), group)
+                    took = time.monotonic() - began
                     made = len(group.items) - sum(map(work.kept, group.results))
                     results += group.results
                     failures += group.failures
@@ -83,7 +82,10 @@ class Groups:
     def _workers(self, n_jobs: int, items: int) -> tuple[Workers, bool]:
         """The workers, as many as a global limit allows, and whether there is one."""
         if self._limit is None:
-            self._limit = reading_limit()
+            try:
+                self._limit = reading_limit()
+            except httpx.HTTPError as error:
+                raise ServerLost(_LOST) from error
         if self._limit:
             n_jobs = min(n_jobs or self._limit, self._limit)
         return self._crew.get(n_jobs, items), bool(self._limit)
