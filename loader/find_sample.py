@@ -1,4 +1,4 @@
-"""``PATH#sample``: which sample of which tar that is. Only reads; no index is written."""
+"""Addresses as commands take them: which datasets, which sample of which tar. Only reads; no index is written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from loader import storage
 from loader.errors import BadAddress, BadMeta, TruncatedTar
 from loader.index import Index
 from loader.indexing import build, find_fresh, tar_buffer
-from loader.meta import meta_address, read_meta, read_stats
+from loader.meta import META_NAME, meta_address, read_meta, read_stats
 from loader.storage import StorageOptions
 
 
@@ -69,6 +69,20 @@ def _find(index: Index, which: str, where: str) -> int:
         if index.key(sample) == which:
             return sample
     raise _nothing(which, where, index.num_samples)
+
+
+def datasets_at(address: str, storage_options: StorageOptions | None) -> list[str]:
+    """The datasets that are meant: the one at the address, or those in folders below, if it has no meta.json and they have.
+
+    So it is with the splits of a packing job.
+    """
+    if address.endswith((".tar", ".json")) or storage.exists(meta_address(address), storage_options):
+        return [address]
+    files = storage.list_files(address, META_NAME, storage_options)
+    roots = [storage.parent(file) for file in files if storage.name(file) == META_NAME]
+    tars = storage.list_files(address, ".tar", storage_options)
+    covered = all(any(tar.startswith(f"{root}/") for root in roots) for tar in tars)
+    return roots if roots and covered else [address]
 
 
 def _find_in_dataset(

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loader import storage
-from loader.contents import Contents, Histogram, caption_length
+from loader.contents import Contents, Histogram, caption_length, most_frequent
 from loader.errors import BadMeta, ShardflowError
-from loader.find_sample import dataset_root, index_of
+from loader.find_sample import dataset_root, datasets_at, index_of
 from loader.gen_meta import list_tars, reason, summed_up
 from loader.index import Index
 from loader.indexing import tar_buffer
@@ -55,12 +55,58 @@ def stats(
     on_start: Callable[[int], None] = lambda tars: None,
     on_done: Callable[[TarReport | None], None] = lambda report: None,
 ) -> Stats:
-    """Count a dataset's folder (or its meta.json), or one tar. Nothing is written.
+    """Count a dataset's folder (or its meta.json), a folder of datasets, or one tar. Nothing is written.
 
     `fresh`: whatever meta_stats.json says, count again, on at most `n_jobs` processes (0: all cores). `on_start` is told
     how many tars there are to count, `on_done` what each holds (None for one that can't be read).
     """
     address = storage.normalise(path)
+    found: Stats | None = None
+    for root in datasets_at(address, storage_options):
+
+        def begun(count: int, before: int = found.tars if found else 0) -> None:
+            on_start(before + count)
+
+        one = _stats(root, n_jobs, fresh, storage_options, begun, on_done)
+        if root == address:
+            return one
+        one.path, folder = address, storage.relative(root, address)
+        one.failures = {f"{folder}/{tar}": why for tar, why in one.failures.items()}
+        found = one if found is None else _both(found, one)
+    assert found is not None
+    return found
+
+
+def _both(first: Stats, second: Stats) -> Stats:
+    first.contents.add(second.contents)
+    summed: dict[str, Any] = {
+        name: dict(Counter(getattr(first, name)) + Counter(getattr(second, name)))
+        for name in ("extensions", "bytes", "outcomes", "skipped_rows", "skipped_members")
+    }
+    return Stats(
+        path=first.path,
+        source=first.source if first.source == second.source else "the tars",
+        samples=first.samples + second.samples,
+        tars=first.tars + second.tars,
+        size=first.size + second.size,
+        contents=first.contents,
+        failures=first.failures | second.failures,
+        **{
+            **summed,
+            "extensions": most_frequent(summed["extensions"]),
+            "bytes": most_frequent(summed["bytes"]),
+        },
+    )
+
+
+def _stats(
+    address: str,
+    n_jobs: int,
+    fresh: bool,
+    storage_options: StorageOptions | None,
+    on_start: Callable[[int], None],
+    on_done: Callable[[TarReport | None], None],
+) -> Stats:
     known = {} if address.endswith(".tar") else _known(address, storage_options)
     if known and not fresh and (found := _from_known(address, known)):
         return found

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from loader import storage
 from loader.errors import BadMeta
+from loader.find_sample import datasets_at
 from loader.gen_meta import list_tars, reason, save_meta
 from loader.index import index_path
-from loader.meta import META_NAME, ShardMeta, meta_address, read_meta, read_stats
+from loader.meta import ShardMeta, meta_address, read_meta, read_stats
 from loader.pool import Pool, processes
 from loader.progress import command, complain, each, human_size, human_time, listing, progress, table
 from loader.sidecar import is_ours, sidecar_path
@@ -83,7 +84,7 @@ def verify(
     address = storage.normalise(path)
     how = How("", deep, repair, storage_options, index_root, require_end, contents=repair)
     verdict = Verdict(address)
-    for root in _datasets(address, storage_options):
+    for root in datasets_at(address, storage_options):
 
         def begun(count: int, before: int = verdict.tars) -> None:
             on_start(before + count)
@@ -96,19 +97,6 @@ def verify(
         verdict.reports |= {f"{folder}/{name}": report for name, report in found.reports.items()}
         verdict.tars += found.tars
     return verdict
-
-
-def _datasets(address: str, options: StorageOptions | None) -> list[str]:
-    """The folders of datasets that are meant: the one at the address, or those below, if it is none itself."""
-    if address.endswith(".tar") or storage.exists(meta_address(address), options):
-        return [address]
-    metas = [
-        file for file in storage.list_files(address, META_NAME, options) if storage.name(file) == META_NAME
-    ]
-    roots = [storage.parent(file) for file in metas]
-    tars = storage.list_files(address, ".tar", options)
-    covered = all(any(tar.startswith(f"{root}/") for root in roots) for tar in tars)
-    return roots if roots and covered else [address]
 
 
 def _verify(

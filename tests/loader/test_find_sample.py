@@ -8,7 +8,7 @@ import pytest
 from tars import make_dataset, make_tar
 
 from loader.errors import BadAddress
-from loader.find_sample import dataset_root, find_sample, index_of, split_address
+from loader.find_sample import dataset_root, datasets_at, find_sample, index_of, split_address
 from loader.gen_meta import gen_meta
 
 
@@ -32,6 +32,17 @@ def test_over_all_shards(tmp_path: Path) -> None:
             gen_meta(str(tmp_path), meta_save_path=str(tmp_path / "x" / "meta.json"), n_jobs=1)
             assert dataset_root(str(tmp_path / "x" / "meta.json"), None) == str(tmp_path)
             gen_meta(str(tmp_path), n_jobs=1)
+
+
+def test_datasets_at_an_address(tmp_path: Path) -> None:
+    tars = make_dataset(tmp_path / "a", [1]) + make_dataset(tmp_path / "b" / "c", [1])
+    assert datasets_at(str(tmp_path), None) == [str(tmp_path)]  # nobody says what it is: one
+    for folder in ("a", "b/c"):
+        gen_meta(str(tmp_path / folder), n_jobs=1)
+    assert datasets_at(str(tmp_path), None) == [str(tmp_path / "a"), str(tmp_path / "b" / "c")]
+    assert datasets_at(tars[0], None) == tars[:1]
+    gen_meta(str(tmp_path), n_jobs=1)
+    assert datasets_at(str(tmp_path), None) == [str(tmp_path)]
 
 
 def test_no_index_is_written(tmp_path: Path) -> None:

@@ -99,6 +99,29 @@ def test_a_bad_tar_costs_itself(root: Path, capfd: pytest.CaptureFixture[str]) -
     assert "shard-000001.tar: " in capfd.readouterr().err
 
 
+def test_datasets_below_a_folder_add_up(tmp_path: Path) -> None:
+    samples = [pair(n, 20 + n, 30) for n in range(9)]
+    whole = write_dataset(tmp_path / "whole", samples, per_shard=5)
+    for split, part in (("train", samples[:5]), ("val", samples[5:])):
+        root = Path(write_dataset(tmp_path / "parts" / split, part))
+        (root / "meta_stats.json").unlink()
+        verify(str(root), n_jobs=1, repair=True)
+    parts = str(tmp_path / "parts")
+    found = stats(parts)
+    assert (found.source, found.path) == ("meta_stats.json", parts)
+    assert (
+        same(found, path="") == same(stats(whole, n_jobs=1), path="") != same(stats(f"{parts}/val"), path="")
+    )
+    for index in Path(parts).rglob("*.index"):
+        index.unlink()
+    for tar in Path(parts).rglob("*.tar"):
+        tar.write_bytes(b"x")
+    assert list(stats(parts, n_jobs=1, fresh=True).failures) == [
+        "train/shard-000000.tar",
+        "val/shard-000000.tar",
+    ]
+
+
 def test_in_a_bucket(root: Path, s3: Place) -> None:
     for name, data in snapshot(root).items():
         with fsspec.open(f"{s3.root}/{name}", "wb", **s3.storage_options) as file:
