@@ -1,4 +1,7 @@
-"""A Dask cluster as an operator starts it, for tests: a scheduler and worker processes, by the `dask` command."""
+"""A Dask cluster as an operator starts it, for tests: a scheduler and worker processes, by the `dask` command.
+
+It gives up on what two workers died of, for tests to be quick: the usual is four.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ class DaskCluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / "scheduler.json"
-        self._environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+        }
         self._scheduler = self._start(
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show",
             "--scheduler-file", str(self._file),

@@ -56,12 +56,12 @@ def test_a_killed_worker_costs_nothing(workers: DaskWorkers, cluster: DaskCluste
 
 def test_an_item_that_kills_its_worker_each_time_ends_as_a_failure(cluster: DaskCluster) -> None:
     """Dask gives it to one worker after another, and then up: here the last one is spared."""
-    while len([worker for worker in cluster.workers if worker.poll() is None]) < 5:
+    while len([worker for worker in cluster.workers if worker.poll() is None]) < 3:
         cluster.add_worker()
     with DaskWorkers(1, cluster.address) as workers:
         assert workers.n_jobs == 1
         assert workers._client is not None
-        workers._client.wait_for_workers(5, timeout=60)
+        workers._client.wait_for_workers(3, timeout=60)
         ((_, outcome),) = workers.run_all(die, [1])
         assert isinstance(outcome, WorkersKilled) and not may_pass(outcome)
         assert "Dask workers" in str(outcome)

@@ -16,6 +16,7 @@ def workers() -> Iterator[RayWorkers]:
     """Ray on this machine, for all tests: it takes seconds to start."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("RAY_ADDRESS", raising=False)
+        patched.setattr("tasks.on_ray._TRIES", 1)
         patched.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         with RayWorkers(2) as started:
             yield started
