@@ -584,10 +584,10 @@ def test_a_script_without_its_guard_is_told_so(corpus: Path) -> None:
     """Its workers import it, and pack; what they meet there, such as the lock, is not what is wrong."""
     script = corpus / "script.py"
     script.write_text(
-        "from tasks import pack\nfrom tasks.config import PackConfig\n"
+        "from loader.pool import Pool\nfrom tasks import pack\nfrom tasks.config import PackConfig\n"
         f"config = PackConfig({str(corpus / 'records.jsonl')!r}, {str(corpus / 'out')!r}, max_samples=5)\n"
         "job = pack.plan(config)\n"
-        "with pack.exclusive(config.output), pack.Pool(2) as pool:\n"
+        "with pack.exclusive(config.output), Pool(2) as pool:\n"
         "    pack.prepare_output(config)\n    pack.pack_group(job, range(5), pool)\n"
     )
     done = subprocess.run(
