@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_packing(
         commands,
         "pack",
-        "JSON records and their pictures → shards, indexes, meta.json",
+        "Records, folders, tables, tars → shards, indexes, meta.json",
         """examples:
   shardflow pack job.yaml
   shardflow pack --source 'records/*.jsonl' --output s3://bucket/photos --image-root /photos

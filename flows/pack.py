@@ -1,4 +1,4 @@
-"""The flow `pack`: JSON records and pictures → shards, indexes, meta.json."""
+"""The flow `pack`: Records and pictures → shards, indexes, meta.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _name() -> str:
 @flow(name="pack", flow_run_name=_name, persist_result=False)
 @packing_form
 def pack(**parameters: Any) -> Any:
-    """Pack JSON records and their pictures as shards, with their indexes and meta.json.
+    """Pack records, folders, tables or tars as shards, with their indexes and meta.json.
 
     Run it again at any time: what is done is kept, the rest is done, and the bytes are the same.
     """

@@ -1,4 +1,4 @@
-"""The step `pack`: JSON records and pictures → shards, indexes, meta.json. No Prefect in here."""
+"""The step `pack`: Records and pictures → shards, indexes, meta.json. No Prefect in here."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _name() -> str:
 @flow(name="prepare", flow_run_name=_name, persist_result=False)
 @packing_form
 def prepare(**parameters: Any) -> Any:
-    """Pack JSON records and their pictures as shards, describe and index them: everything before training.
+    """Pack records, folders, tables or tars as shards, describe and index them: everything before training.
 
     Run it again at any time: what is done is kept, the rest is done, and the bytes are the same.
     """

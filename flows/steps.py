@@ -28,7 +28,7 @@ from tasks.lock import exclusive
 
 
 def pack(config: PackConfig, run: Run) -> tuple[StepReport, ...]:
-    """JSON records and pictures → shards, indexes, meta.json."""
+    """Records and pictures → shards, indexes, meta.json."""
     return _caught("pack", redact_of(config), lambda: _held(config, lambda: (pack_step(config, run),)))
 
 

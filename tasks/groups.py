@@ -84,7 +84,7 @@ _POLICY: dict[str, Any] = {
 
 @task(name="pack", **_POLICY)
 def pack_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
-    """Pack a group of slots: JSON records and pictures → shards and indexes."""
+    """Pack a group of slots: Records and pictures → shards and indexes."""
     return _attempt(group, shift)
 
 

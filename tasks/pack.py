@@ -1,4 +1,4 @@
-"""JSON records with pictures → shards, as plain functions: plan, pack group by group, finish.
+"""Records with pictures → shards, as plain functions: plan, pack group by group, finish.
 
 What is on disk decides what is done: a run that was killed at any moment is continued by running it again, and
 ends with the same bytes. For each slot of `max_samples` rows tars come first, then their indexes, then its
