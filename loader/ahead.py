@@ -27,6 +27,7 @@ from loader.shards import ShardTable
 from loader.state import RankProgress
 from loader.stream import Ints, Stream
 
+_BATCHES = 4
 _SMALLEST = 16  # samples that count as a batch, where it is smaller
 _LOOKED_UP = 64  # shards, before workers start
 _LOOK = 8192  # places of the stream that are looked through for new shards at a time
@@ -177,6 +178,15 @@ class Ahead:
                     seen.add(shard)
                     yield shard
             place += len(positions)
+
+
+def how_far(backend: str, prefetch: int | None, lru_size: int) -> tuple[int, int]:
+    """(shards to open, batches to fetch) ahead of what is read; `prefetch` None: as suits most."""
+    if backend == "range":
+        return 0, _BATCHES if prefetch is None else prefetch
+    if prefetch is None:
+        prefetch = 1 if backend == "memory" else lru_size
+    return prefetch, _BATCHES if prefetch else 0  # of those that the cache has no room for
 
 
 def look_up(dataset: Dataset) -> None:

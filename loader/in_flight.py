@@ -110,25 +110,25 @@ class InFlight:
         """Call a function that opens shards, on one of few threads."""
         return self._own.opening.submit(function, *arguments)
 
-    def await_(self, address: str, start: int, awaited: Awaited) -> None:
+    def await_(self, tar: str, start: int, awaited: Awaited) -> None:
         """Note what is on its way. What was announced first, and was never read, is forgotten where it gets too much."""
         own = self._own
         with own.lock:
-            before = own.coming.get((address, start))
-            own.coming[address, start] = awaited
+            before = own.coming.get((tar, start))
+            own.coming[tar, start] = awaited
             own.expected += awaited.size - (before.size if before is not None else 0)
             while own.expected > BYTES_AHEAD and len(own.coming) > 1:
                 own.expected -= own.coming.pop(next(iter(own.coming))).size
 
-    def awaits(self, address: str, start: int) -> bool:
+    def awaits(self, tar: str, start: int) -> bool:
         """Whether the span that starts there is on its way, or here and not read yet."""
-        return (address, start) in self._own.coming
+        return (tar, start) in self._own.coming
 
-    def take(self, address: str, start: int) -> Awaited | None:
+    def take(self, tar: str, start: int) -> Awaited | None:
         """What was noted, once."""
         own = self._own
         with own.lock:
-            found = own.coming.pop((address, start), None)
+            found = own.coming.pop((tar, start), None)
             own.expected -= found.size if found is not None else 0
         return found
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from torch.utils.data import get_worker_info
 
 from loader.addresses import is_local
-from loader.ahead import Ahead
+from loader.ahead import Ahead, how_far
 from loader.data_handler import Handler
 from loader.errors import BadConfig, BadMeta, ShardflowError
 from loader.indexed_tar import check_backend
@@ -38,7 +38,6 @@ __all__ = ["DataStatus", "IndexedTarDataset", "RetSample"]
 logger = logging.getLogger(__name__)
 
 _URLS_KEPT = 4096
-_BATCHES_AHEAD = 4
 _LARGE = 16 << 10  # bytes of a sample
 
 
@@ -342,10 +341,7 @@ class IndexedTarDataset(Resumable):
         if self.remote is None:
             return None
         self.remote.traffic.of_worker(getattr(get_worker_info(), "id", None))
-        shards = self._lru_size if self.prefetch is None else self.prefetch
-        batches = _BATCHES_AHEAD if self.prefetch != 0 else 0
-        if self.backend == "range":
-            shards, batches = 0, batches if self.prefetch is None else self.prefetch
+        shards, batches = how_far(self.backend, self.prefetch, self._lru_size)
         return Ahead(self, stream, self._shards, self.remote, shards, batches, self.table.sample_size)
 
     def _open(self, shard: int) -> IndexedTarSamples:

@@ -49,27 +49,24 @@ class RangeReader:
     """
 
     def __init__(
-        self, address: str, storage_options: StorageOptions | None, version: str, remote: InFlight
+        self, address: str, storage_options: StorageOptions | None, version: str, key: str, remote: InFlight
     ) -> None:
-        self.address, self.storage_options, self.version, self.remote = (
-            address,
-            storage_options,
-            version,
-            remote,
-        )
+        """`key` tells this version of this tar from all others that are read by `remote`."""
+        self.address, self.storage_options, self.version = address, storage_options, version
+        self.key, self.remote = key, remote
 
     def expect(self, spans: Iterable[Span]) -> None:
         """These will be read soon, each once: start to fetch them."""
-        remote, address = self.remote, self.address
-        wanted = sorted({span for span in spans if span[0] < span[1] and not remote.awaits(address, span[0])})
+        remote, key = self.remote, self.key
+        wanted = sorted({span for span in spans if span[0] < span[1] and not remote.awaits(key, span[0])})
         ranges, place = coalesce(wanted), 0
         for first in range(0, len(ranges), _TOGETHER):
             together = ranges[first : first + _TOGETHER]
-            bodies = remote.get(address, self.storage_options, together, self.version)
+            bodies = remote.get(self.address, self.storage_options, together, self.version)
             for number, (begin, stop) in enumerate(together):
                 while place < len(wanted) and wanted[place][0] < stop:
                     start, end = wanted[place]
-                    remote.await_(address, start, Awaited(bodies, number, begin, end - start))
+                    remote.await_(key, start, Awaited(bodies, number, begin, end - start))
                     place += 1
 
     def read(self, start: int, size: int) -> bytes:
@@ -77,7 +74,7 @@ class RangeReader:
         if not size:
             return b""
         self.remote.traffic.add(wanted=size)
-        found = self.remote.take(self.address, start)
+        found = self.remote.take(self.key, start)
         if found is None:
             return self._fetch(start, size)
         try:

@@ -78,7 +78,8 @@ class Remote(InFlight):
     def open_range(self, address: str, options: StorageOptions | None, how: How) -> tuple[RangeReader, Index]:
         """A tar to be read member by member."""
         stat = self._stat(address, options)
-        return RangeReader(address, options, stat.version, self), self._index(address, options, how, stat)
+        reader = RangeReader(address, options, stat.version, _key(address, options, stat), self)
+        return reader, self._index(address, options, how, stat)
 
     def open_cached(self, address: str, options: StorageOptions | None, how: How) -> tuple[TarMap, Index]:
         """A tar as a map of its copy in the cache. NoRoom where the cache can't take it now."""
@@ -94,7 +95,7 @@ class Remote(InFlight):
                 try:
                     descriptor = self._download(address, options, stat, candidate)
                 except FileChanged:
-                    self._stats.pop(address, None)
+                    self._stats.pop(_place(address, options), None)
                     if last:
                         raise
                     continue
@@ -132,13 +133,14 @@ class Remote(InFlight):
         self.close(wait=True)
 
     def _stat(self, address: str, options: StorageOptions | None) -> Stat:
-        stat = self._stats.get(address)
+        place = _place(address, options)
+        stat = self._stats.get(place)
         if stat is None:
             self.traffic.add(requests=1)
             stat = storage.stat(address, options)
             if not stat.size:
                 raise TruncatedTar(f"{address}: a file of zero bytes is no tar: write it again")
-            self._stats[address] = stat
+            self._stats[place] = stat
         return stat
 
     # -- downloads
@@ -310,11 +312,15 @@ def remote_for(
     return remote
 
 
+def _place(address: str, options: StorageOptions | None) -> str:
+    """A tar's address, with what says where that leads to."""
+    given = {**(options or {}).get("client_kwargs", {}), **(options or {})}
+    return "\0".join([address, *(str(given.get(name, "")) for name in _ENDPOINT)])
+
+
 def _key(address: str, options: StorageOptions | None, stat: Stat) -> str:
     """The name of a tar's entries, without what kind they are."""
-    given = {**(options or {}).get("client_kwargs", {}), **(options or {})}
-    places = [str(given.get(name, "")) for name in _ENDPOINT]
-    text = "\0".join([address, *places, stat.version, str(stat.size)])
+    text = f"{_place(address, options)}\0{stat.version}\0{stat.size}"
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 
 

@@ -236,7 +236,7 @@ def test_a_limit_below_the_largest_shard_is_refused_at_start(
 
 def test_ctrl_c_ends_it(faulty: Place, faults: FaultProxy, tmp_path: Path) -> None:
     packed(faulty, 4, 20)
-    faults.reset(rules=(faults.rule("stall", method="GET", path="00003.tar", seconds=3),))
+    faults.reset(rules=(faults.rule("stall", method="GET", path="00003.tar", seconds=2),))
     code = """
 import sys
 from loader.datasets import SampleDataset

@@ -194,3 +194,13 @@ def test_members_of_no_bytes(s3: Place, remote: Remote) -> None:
     with open_(s3, remote) as samples:
         samples.prefetch(range(2))
         assert list(samples) == [{"__key__": "a", ".txt": b"", ".cls": b"1"}, {"__key__": "b", ".txt": b""}]
+
+
+def test_one_address_at_two_endpoints(s3: Place, faulty: Place, faults: FaultProxy, remote: Remote) -> None:
+    """They are two tars, for all that anybody knows."""
+    packed(s3, 1, 3)
+    with open_(s3, remote) as direct, open_(faulty, remote) as other:
+        direct.prefetch(range(3))
+        faults.reset()
+        assert other[1] == sample(1) and faults.stats()["requests"] > 0
+        assert list(direct) == [sample(n) for n in range(3)]
