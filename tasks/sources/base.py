@@ -79,6 +79,7 @@ class Slot:
     split: str = ""
     number: int = -1
     drop: frozenset[int] | None = None  # numbers of the rows that are duplicates; None before that is known
+    together: int = 0  # how many slots the plan has; 0 where nobody knows
     sealed: bool = False  # packed by an earlier run, and its rows are nowhere else any more
 
     @property

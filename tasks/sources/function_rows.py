@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from loader import storage
@@ -42,13 +42,12 @@ def slots(config: PackConfig, most: int, first_slot: int, first_row: int) -> Ite
         yield slot
         index, row = index + 1, row + slot.rows
     records = _checked(config, row - first_row if goes_on else None)
-    while part := list(islice(records, most)):
-        numbered = enumerate(part, row - first_row + 1)
-        pieces = [piece for number, record in numbered for piece in _pieces(number, record)]
+    for first in records:  # which it may wait for: a file is begun when there is something to write
+        part = _Part(chain([first], islice(records, most - 1)), row - first_row + 1)
         place = _part(config, index - first_slot)
-        storage.write_bytes(place, b"".join(pieces), config.storage_options)
-        yield _slot(_described(place, config), index, row, first_row, len(part))
-        index, row = index + 1, row + len(part)
+        spool.write(place, part, config)
+        yield _slot(_described(place, config), index, row, first_row, part.rows)
+        index, row = index + 1, row + part.rows
 
 
 def release(config: PackConfig, packed: Iterable[Slot]) -> None:
@@ -96,6 +95,18 @@ def _checked(config: PackConfig, start: int | None) -> Iterator[Any]:
         raise BadConfig(
             f"source {config.source} raised {type(error).__name__} after {count:,} records: {error}"
         ) from error
+
+
+class _Part:
+    """Records as they are written down, one at a time in memory; `rows` so far."""
+
+    def __init__(self, records: Iterable[Any], first: int) -> None:
+        self._records, self._first, self.rows = records, first, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for record in self._records:
+            yield from _pieces(self._first + self.rows, record)
+            self.rows += 1
 
 
 def _pieces(row: int, record: Any) -> list[bytes]:
@@ -154,7 +165,7 @@ class FunctionReader(StreamReader):
             for path, blob in zip(places, blobs, strict=True):
                 _put(record, path, blob)
             data = b"".join((line, *blobs))
-            if len(data) > base.MAX_ROW:
+            if len(line) > base.MAX_ROW:
                 record, error = None, error or f"longer than {base.MAX_ROW:,} bytes"
             yield Found(row, data, record, error)
 

@@ -37,7 +37,7 @@ def unpacked(file: SourceFile, compression: str, config: PackConfig) -> SourceFi
     if not storage.exists(place, config.storage_options):
         with storage.open_read(file.address, options_of(config, file.address)) as stream:
             try:
-                _write(place, _opened(stream, compression, file), config)
+                write(place, _opened(stream, compression, file), config)
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
                 if isinstance(error, BadConfig) or (isinstance(error, OSError) and error.errno is not None):
                     raise  # of the disk or the network; bad data has no number
@@ -50,7 +50,7 @@ def unpacked(file: SourceFile, compression: str, config: PackConfig) -> SourceFi
 def written(kind: str, lines: Iterable[bytes], config: PackConfig, folder: str) -> SourceFile:
     """A listing of a folder, a line of JSON for each entry, as a source of that kind."""
     place = address(config, f"{kind} {folder}", f".{kind}")
-    _write(place, lines, config)
+    write(place, lines, config)
     return described(place, config, kind, folder, folder)
 
 
@@ -58,7 +58,7 @@ def kept(key: str, suffix: str, pieces: Iterable[bytes], config: PackConfig) -> 
     """Pieces of bytes as a file, unless it is there already; its address."""
     place = address(config, key, suffix)
     if not storage.exists(place, config.storage_options):
-        _write(place, pieces, config)
+        write(place, pieces, config)
     return place
 
 
@@ -68,7 +68,8 @@ def clear(config: PackConfig) -> None:
         storage.remove(file, config.storage_options)
 
 
-def _write(place: str, pieces: Iterable[bytes], config: PackConfig) -> None:
+def write(place: str, pieces: Iterable[bytes], config: PackConfig) -> None:
+    """Pieces of bytes as a file, which appears when the last of them has come."""
     pending: list[bytes] = []
     size = 0
     with storage.publish(place, config.storage_options) as target:

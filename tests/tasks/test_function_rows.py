@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from loader.meta import read_meta
 from tasks import pack
 from tasks.config import PackConfig
 from tasks.slot import SlotReport
+from tasks.source import plan_slots
 
 
 @pytest.fixture
@@ -67,6 +69,22 @@ def test_what_a_function_gives(config: PackConfig, tmp_path: Path) -> None:
     )
     for reason, expected in zip(reasons, wanted, strict=True):
         assert expected in reason
+
+
+def test_one_record_at_a_time_is_in_memory(config: PackConfig) -> None:
+    module(
+        config,
+        "def records():\n    for n in range(64):\n        yield {'text': 'x', 'image': bytes(1 << 20)}\n",
+    )
+    large = PackConfig(**{**vars(config), "max_samples": 1000})
+    tracemalloc.start()
+    try:
+        (slot,) = plan_slots(large)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+    assert slot.rows == 64
+    assert slot.segments[0].file.size > 64 << 20
 
 
 def test_what_a_function_raises(config: PackConfig) -> None:
