@@ -111,7 +111,8 @@ def plan(config: PackConfig) -> Plan:
     if config.sidecar:
         parquet()  # BadConfig where it isn't installed
     claimed = before(config)
-    slots = tuple(source.plan_slots(config, claimed.slots, claimed.rows))
+    planned = list(source.plan_slots(config, claimed.slots, claimed.rows))
+    slots = tuple(replace(slot, together=len(planned)) for slot in planned)
     return Plan(config, slots, claimed, slots)
 
 

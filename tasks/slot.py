@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -21,7 +23,7 @@ from loader.sample_facts import is_picture
 from loader.sidecar import About, sidecar_path
 from loader.tar import BLOCK
 from loader.writer import Members, Shard, ShardInfo
-from tasks import fetch, manifest, recipes, source, source_options
+from tasks import ahead, fetch, manifest, recipes, source, source_options
 from tasks.config import PackConfig
 from tasks.drafts import Draft, Inputs, drafts, name_digest
 from tasks.duplicates import digest_of
@@ -208,22 +210,21 @@ class _Builder:
 
     def samples(self) -> Iterator[tuple[str, Members]]:
         """(key, members) of each good row."""
-        for batch in _batches(self._drafts, _AT_ONCE):
-            old = self._earlier
-            places = remote(batch if old is None else [draft for draft in batch if not old.has(draft)])
-            ready = fetch.read_remote(places, self._config.options_for) if places else {}
+        old = self._earlier
+        for batch, ready, begun in self._batches():
             for draft in batch:
                 self.inputs.row(draft.row)
                 members = draft.members
+                made = begun.get(draft.row.number) if begun else None
                 self.note = Note(ready=True, source=draft.row.source, row=draft.row.row)
                 if old is not None and (taken := old.take(draft)):
                     members, self.note = taken
                     for place in draft.places:
                         self.inputs.picture(fetch.stamp_of(place))
                 elif draft.record is not None:
-                    members = self._members(draft, draft.record, ready)
+                    members = self._members(draft, draft.record, ready, made)
                 elif members and not self._images.keep_all:
-                    members = self._restored(draft, members)
+                    members = self._restored(draft, members, made)
                 elif draft.left_out:
                     self._filtered += 1
                 elif draft.stage:
@@ -233,6 +234,20 @@ class _Builder:
                     if self.note.outcomes:
                         self._record(draft.row.number)
                     yield draft.key, members
+
+    def _batches(self) -> Iterator[tuple[list[Draft], ahead.Ready, ahead.Begun]]:
+        """Rows, their remote pictures, and what threads have begun to make; of the next batch as well, if there are any."""
+        old, waiting = self._earlier, deque[tuple[list[Draft], ahead.Ready, ahead.Begun]]()
+        with ahead.crew(self._config, self._slot.together) as pool:
+            for batch in _batches(self._drafts, _AT_ONCE):
+                new = batch if old is None else [draft for draft in batch if not old.has(draft)]
+                places = remote(new)
+                ready = fetch.read_remote(places, self._config.options_for) if places else {}
+                begun = {} if pool is None else ahead.begin(pool, new, ready, self._config)
+                waiting.append((batch, ready, begun))
+                if pool is None or len(waiting) > 1:
+                    yield waiting.popleft()
+            yield from waiting
 
     def refuse(self, reason: str) -> None:
         """The sample that came last can't be written."""
@@ -280,7 +295,11 @@ class _Builder:
         return not known
 
     def _members(
-        self, draft: Draft, record: recipes.Record, ready: dict[str, bytes | BadSample]
+        self,
+        draft: Draft,
+        record: recipes.Record,
+        ready: ahead.Ready,
+        made: Sequence[Future[ahead.Made]] | None,
     ) -> Members | None:
         """The sample's members, caption first; None, and a note, if any of it is bad."""
         stage, seen, kept = "recipe", 0, []
@@ -288,11 +307,14 @@ class _Builder:
             members = [(".json", recipes.document(record))]
             for number, (image, place) in enumerate(zip(record.images, draft.places, strict=True)):
                 stage = "read"
-                data, stamp = _read(image, place, ready, self._config.options_for)
+                if made is None:
+                    data, stamp = ahead.read(image, place, ready, self._config.options_for)
+                else:
+                    stamp = made[number].result().read()
                 self.inputs.picture(stamp)
                 seen += 1
                 stage = "picture"
-                stored = store(data, self._images)
+                stored = store(data, self._images) if made is None else made[number].result().store()
                 suffix = _number(number, len(record.images), self._config.image_names) + stored.extension
                 members.append((suffix, stored.data))
                 kept.append(stored)
@@ -314,13 +336,18 @@ class _Builder:
             self._note(draft, stage, reason)
             return None
 
-    def _restored(self, draft: Draft, members: Members) -> Members | None:
+    def _restored(
+        self, draft: Draft, members: Members, made: Sequence[Future[ahead.Made]] | None
+    ) -> Members | None:
         """The members of a ready sample with their pictures as the options want them; None, and a note, if one is bad."""
-        made, outcomes = [], []
+        restored: list[tuple[str, bytes]] = []
+        outcomes: list[str] = []
         for suffix, data in members:
             if is_picture(suffix[suffix.find(".") :].lower()):
                 try:
-                    stored = store(data, self._images)
+                    stored = (
+                        store(data, self._images) if made is None else made[len(outcomes)].result().store()
+                    )
                 except BadSample as error:
                     self._note(draft, "picture", f"{suffix}: {error}")
                     return None
@@ -328,9 +355,9 @@ class _Builder:
                     suffix = suffix[: suffix.rfind(".")] + stored.extension
                 data = stored.data
                 outcomes.append(stored.outcome)
-            made.append((suffix, data))
+            restored.append((suffix, data))
         self.note = self.note._replace(outcomes=outcomes)
-        return made
+        return restored
 
     def _note(self, draft: Draft, stage: str, reason: str) -> None:
         row = draft.row
@@ -346,19 +373,3 @@ def _number(number: int, images: int, image_names: str) -> str:
     if image_names == "numbered":
         return f"-{number}"
     return f".{number}" if images > 1 else ""
-
-
-def _read(
-    image: str | bytes, place: str, ready: dict[str, bytes | BadSample], options_for: fetch.Options
-) -> tuple[bytes, bytes]:
-    """A picture's bytes, and its stamp as `fetch.stamp_of` would give it."""
-    if isinstance(image, bytes):
-        return image, fetch.NO_STAMP
-    if not fetch.is_remote(place):
-        return fetch.read_local(place)
-    if place not in ready:  # what an earlier run made of it has changed since
-        ready |= fetch.read_remote([place], options_for)
-    outcome = ready[place]
-    if isinstance(outcome, BadSample):
-        raise outcome
-    return outcome, fetch.NO_STAMP
