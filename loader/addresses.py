@@ -28,7 +28,7 @@ def normalise(address: str | os.PathLike[str]) -> str:
     if "::" in text:
         raise BadAddress(
             f"{text!r} is an fsspec chain, which can serve corrupt files after a failed download: give the last "
-            'address alone. To keep shards on this machine, use Shardflow\'s own cache: access="cache"'
+            'address alone. To keep shards on this machine, use Shardflow\'s own cache: backend="cache"'
         )
     if is_local(text):
         return os.path.abspath(os.path.expanduser(_strip_local(text)))
