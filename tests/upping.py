@@ -89,7 +89,7 @@ class Up:
         """The type of a run's state."""
         return str(self.ask(f"flow_runs/{run}")["state"]["type"])
 
-    def finish(self, run: str, seconds: float = 60) -> dict[str, Any]:
+    def finish(self, run: str, seconds: float = 120) -> dict[str, Any]:
         """A run that has come to its end."""
         wait_for(lambda: self.state(run) in FINAL, self.said, seconds)
         found: dict[str, Any] = self.ask(f"flow_runs/{run}")
@@ -104,7 +104,7 @@ class Up:
 
     def wait_until_alone(self) -> None:
         """Return when no process of its session is left."""
-        wait_for(lambda: not session_members(self.process.pid), lambda: session_members(self.process.pid), 30)
+        wait_for(lambda: not session_members(self.process.pid), lambda: session_members(self.process.pid))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ def api() -> Iterator[server.Api]:
     """A real Prefect server for all tests, with a database of its own."""
     with server.connected(lambda text: None) as started:
         yield started
+        server.flush()  # what is still to be sent can't be later
 
 
 @pytest.fixture(autouse=True)
