@@ -105,12 +105,17 @@ class Earlier:
             for number in range(first, last + 1)
         }
         self._places: dict[str, tuple[Index, Buffer, int]] = {}
+        twice: set[str] = set()  # keys of different rows, in different tars of the slot
         for shard in done.shards:
             address = storage.join(config.output, shard.path)
             index, _ = indexing.obtain_index(address, config.storage_options)
             buffer = self._stack.enter_context(indexing.tar_buffer(address, config.storage_options))
             for sample, key in enumerate(index.keys()):
+                if key in self._places:
+                    twice.add(key)
                 self._places[key] = index, buffer, sample
+        for key in twice:
+            del self._places[key]
 
     def has(self, draft: Draft) -> bool:
         """Whether a row's sample is there."""

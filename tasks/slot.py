@@ -254,6 +254,13 @@ class _Builder:
         if self._last is not None:
             if self._seen and self._seen[-1].number == self._last.row.number:
                 self._seen.pop()
+            number = self._last.row.number
+            for ranges in self._outcomes.values():
+                if ranges[-1] == [number, number]:
+                    ranges.pop()
+                elif ranges[-1][1] == number:
+                    ranges[-1][1] -= 1
+            self._outcomes = {outcome: ranges for outcome, ranges in self._outcomes.items() if ranges}
             self._note(self._last, "write", reason)
 
     def _record(self, number: int) -> None:

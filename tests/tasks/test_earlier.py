@@ -14,8 +14,14 @@ from s3_server import Place
 from tars import snapshot
 
 from loader.verify import verify
+from loader.writer import write_shard
 from tasks import fetch, pack
 from tasks.config import PackConfig
+from tasks.drafts import Draft
+from tasks.earlier import Earlier
+from tasks.manifest import Manifest, PackedShard
+from tasks.recipes import Record
+from tasks.sources.base import Row
 
 BAD = (3, 11, 12)  # rows of twenty
 
@@ -210,3 +216,18 @@ def test_in_a_bucket(album: Path, s3: Place) -> None:
             with fsspec.open(f"{s3.root}/{root}/{name}", "rb", **s3.storage_options) as file:
                 parts.append(file.read())
         assert parts[0] == parts[1], name
+
+
+def test_a_key_that_two_tars_of_a_slot_have_is_no_name_for_a_row(tmp_path: Path) -> None:
+    shards = []
+    for name, keys in (("shard-000000.tar", "ab"), ("shard-000000_001.tar", "bc")):
+        info = write_shard(str(tmp_path / name), [(key, [(".json", b"{}")]) for key in keys])
+        shards.append(PackedShard(info.path, info.num_samples, info.size, info.checksum, {".json": 2}))
+    done = Manifest(0, "", 4, tuple(shards), ())
+    config = PackConfig("in.jsonl", str(tmp_path))
+    record = Record("words", ())
+    with Earlier(done, config) as earlier:
+        for number, (key, there) in enumerate([("a", True), ("b", False), ("c", True), ("d", False)]):
+            draft = Draft(Row(number, "in.jsonl", number + 1, b"", {}), key, record, ())
+            assert earlier.has(draft) is there
+            assert (earlier.take(draft) is not None) is there

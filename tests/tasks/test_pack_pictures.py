@@ -18,7 +18,7 @@ import pytest
 from pictures import encoded, photo, turned
 from PIL import Image
 from sidecars import rows
-from tars import snapshot
+from tars import make_tar, snapshot
 
 from loader import show
 from loader.gen_meta import gen_meta
@@ -370,3 +370,16 @@ def test_a_bad_picture_leads_back_to_its_row(album: Path) -> None:
     assert named.endswith(f"(packed from {config.source}, row 3)")
     facts = dict(show.describe(f"{config.output}#000000002").facts)
     assert facts["packed from"] == f"{config.source}, row 3"
+
+
+def test_a_row_that_can_not_be_written_has_no_outcome(tmp_path: Path) -> None:
+    for name, keys in (("1.tar", "ab"), ("2.tar", "ac")):
+        make_tar(tmp_path / "in" / name, [(f"{key}.png", encoded(photo(9, 9), "PNG")) for key in keys])
+    config = PackConfig(
+        str(tmp_path / "in"), str(tmp_path / "out"), source_kind="tar", image_format="webp", max_bad_fraction=1.0, n_jobs=1
+    )  # fmt: skip
+    assert pack.pack(config).bad == 1
+    found = manifest.load(config.output, 0)
+    assert found is not None and [(bad.stage, bad.number) for bad in found.bad] == [("write", 2)]
+    assert sorted(map(tuple, found.outcomes["encoded anew"])) == [(0, 1), (3, 3)]
+    assert read_stats(config.output)["outcomes"] == {"encoded anew": 3}
