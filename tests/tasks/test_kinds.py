@@ -25,9 +25,11 @@ from loader.errors import BadConfig
 from loader.indexed_tar_samples import IndexedTarSamples
 from loader.meta import read_meta
 from loader.pool import Pool
+from loader.workers import Workers
 from tasks import manifest, pack, source
 from tasks.config import PackConfig
 from tasks.lock import exclusive
+from tasks.on_dask import DaskWorkers
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +84,12 @@ def test_what_is_stored(corpora: dict[str, PackConfig], kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[list[Pool]]:
-    with Pool(2) as two, Pool(12) as twelve:
-        yield [two, twelve]
+def workers() -> Iterator[dict[str, Workers]]:
+    with Pool(2) as two, Pool(12) as twelve, DaskWorkers(2) as dask:
+        yield {"2": two, "12": twelve, "dask": dask}
 
 
-def packed_by(config: PackConfig, pool: Pool) -> dict[str, bytes]:
+def packed_by(config: PackConfig, pool: Workers) -> dict[str, bytes]:
     with exclusive(config.output):
         job = pack.plan(config)
         pack.prepare_output(config)
@@ -100,7 +102,7 @@ def packed_by(config: PackConfig, pool: Pool) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_and_a_kill_give_the_same_bytes(
     corpora: dict[str, PackConfig],
-    pools: list[Pool],
+    workers: dict[str, Workers],
     killer: subprocess.Popen[str],
     tmp_path: Path,
     kind: str,
@@ -110,8 +112,8 @@ def test_any_number_of_workers_and_a_kill_give_the_same_bytes(
         pack.pack(config)
         wanted = tree(config.output)
         assert sum(name.endswith(".tar") for name in wanted) == 6 + bool(options)
-        for pool in pools:
-            other = dataclasses.replace(config, output=f"{config.output}-{pool.n_jobs}")
+        for name, pool in workers.items():
+            other = dataclasses.replace(config, output=f"{config.output}-{name}")
             assert packed_by(other, pool) == wanted
         killed = dataclasses.replace(config, output=f"{config.output}-killed")
         kill_while_packing(killed, killer)
@@ -210,7 +212,7 @@ def test_a_source_in_a_store_gives_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "captions", "tar"])
 def test_from_s3_to_s3_by_several_processes(
-    corpora: dict[str, PackConfig], pools: list[Pool], s3: Place, tmp_path: Path, kind: str
+    corpora: dict[str, PackConfig], workers: dict[str, Workers], s3: Place, tmp_path: Path, kind: str
 ) -> None:
     config = corpora[kind]
     here = dataclasses.replace(config, output=str(tmp_path / "here"), order="shuffled")
@@ -229,7 +231,7 @@ def test_from_s3_to_s3_by_several_processes(
     with exclusive(there.output):
         job = pack.plan(there)
         pack.prepare_output(there)
-        pack.finish_pack(job, pack.pack_group(job, range(len(job.slots)), pools[0]))
+        pack.finish_pack(job, pack.pack_group(job, range(len(job.slots)), workers["2"]))
     tars = {name: data for name, data in tree(here.output).items() if name.endswith(".tar")}
     assert {name: fs.cat_file(s3.address("out", name)) for name in tars} == tars
     assert len(tars) == 6

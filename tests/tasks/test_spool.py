@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def test_any_compression_in_one_piece_or_two(tmp_path: Path, ending: str) -> Non
         assert {row.source for row in found} == {str(file)}
         assert {row.base for row in found} == {str(tmp_path)}
         assert [row.row for row in found] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
+def test_a_compressed_tar(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(__file__, "x.txt")
+    compress = zstandard.compress if name.endswith("zst") else gzip.compress
+    (tmp_path / name).write_bytes(compress((tmp_path / "a.tar").read_bytes()))
+    (slot,) = plan_slots(job(tmp_path / name))
+    (row,) = rows(slot, job(tmp_path / name))
+    assert (row.key, row.members) == ("x", ((".txt", Path(__file__).read_bytes()),))
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
