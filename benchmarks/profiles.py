@@ -64,8 +64,9 @@ class Sampler:
         self._last = user, system
         if frame is None:
             return
+        number = frame.f_lineno or 0  # None where what runs belongs to no line
         self.owners["kernel"] += in_kernel
-        self.owners[_owner(frame.f_code.co_filename, frame.f_lineno)] += in_python
+        self.owners[_owner(frame.f_code.co_filename, number)] += in_python
         place = (
             frame.f_code.co_filename,
             frame.f_lineno,
