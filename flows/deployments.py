@@ -18,6 +18,8 @@ from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.schedules import Cron
+from prefect.utilities.schema_tools import ValidationError as SchemaError
+from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from flows.schedules import FLOWS, Schedule
@@ -90,6 +92,10 @@ def _check_parameters(schedule: Schedule, target: Flow[..., Any]) -> None:
     for name in shapes.required:
         if name not in schedule.parameters:
             raise BadConfig(f"schedule {schedule.name}: {schedule.flow} needs the parameter {name!r}")
+    try:
+        validate(dict(schedule.parameters), shapes.model_dump(), raise_on_error=True)
+    except SchemaError as error:
+        raise BadConfig(f"schedule {schedule.name}: {error}") from error
 
 
 def _trigger(schedule: Schedule) -> DeploymentEventTrigger:
@@ -125,5 +131,6 @@ def remove_others(wanted: Sequence[RunnerDeployment], client: SyncPrefectClient)
     mine = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG, _SCHEDULED]))
     gone = [one for one in client.read_deployments(deployment_filter=mine) if one.name not in names]
     for one in gone:
+        client.delete_resource_owned_automations(f"prefect.deployment.{one.id}")
         client.delete_deployment(one.id)
     return [one.name for one in gone]

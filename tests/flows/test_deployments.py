@@ -68,11 +68,43 @@ def test_after_a_flow_is_an_automation() -> None:
         (Schedule("n", "warmup", {"patterns": "a"}, "61 * * * *", "UTC"), "schedule n: cron is '61"),
         (Schedule("n", "warmup", {}, "0 3 * * *", "UTC"), "schedule n: warmup needs the parameter 'patterns'"),
         (Schedule("n", "warmup", {"pattern": "a"}, "0 3 * * *", "UTC"), "no parameter 'pattern': it has patterns"),
+        (Schedule("n", "warmup", {"patterns": 5}, after="pack"), "schedule n: Validation failed for field 'patterns'"),
     ],
 )  # fmt: skip
 def test_a_bad_schedule_is_named(schedule: Schedule, reason: str) -> None:
     with pytest.raises(BadConfig, match=re.escape(reason)):
         deployments([schedule])
+
+
+def test_switches_that_somebody_has_set_stay(api: server.Api) -> None:
+    from prefect.client.orchestration import get_client
+
+    from flows.deployments import keep_switches, remove_others
+
+    def planned(*names: str) -> list[Any]:
+        both = [
+            Schedule("kept-nightly", "warmup", {"patterns": "a"}, "0 3 * * *", "UTC"),
+            Schedule("kept-after", "warmup", {"patterns": "a"}, after="gen-meta"),
+        ]
+        return deployments([one for one in both if one.name in names])[-len(names) :]
+
+    with get_client(sync_client=True) as client:
+        for one in planned("kept-nightly", "kept-after"):
+            one.apply()
+        nightly = client.read_deployment_by_name("warmup/kept-nightly")
+        client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=True)
+        (automation,) = client.read_automations_by_name("kept-after: warmup after gen-meta")
+        client.resume_automation(automation.id)
+        again = planned("kept-nightly", "kept-after")
+        keep_switches(again, client)
+        for one in again:
+            one.apply()
+        nightly = client.read_deployment_by_name("warmup/kept-nightly")
+        assert [schedule.active for schedule in nightly.schedules] == [True]
+        (automation,) = client.read_automations_by_name("kept-after: warmup after gen-meta")
+        assert automation.enabled
+        assert "kept-after" in remove_others(planned("kept-nightly"), client)
+        assert client.read_automations_by_name("kept-after: warmup after gen-meta") == []
 
 
 def test_a_night_has_one_run_when_the_clock_goes_back() -> None:
