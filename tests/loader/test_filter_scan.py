@@ -6,18 +6,24 @@ import json
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fault_proxy import FaultProxy
 from pictures import encoded, pair, pairs, photo, turned, write_dataset
+from s3_server import Place
 from tars import make_tar
 
 from loader import filter_scan
 from loader.captions import Captions
+from loader.datasets import SampleDataset
 from loader.errors import BadConfig, BadMeta
 from loader.filter_scan import Scan, scan
 from loader.filters import Filters
+from loader.meta import ShardMeta, write_meta
 from loader.shards import find_shards
+from loader.writer import write_shard
 
 
 @pytest.fixture(autouse=True)
@@ -223,3 +229,25 @@ def test_one_scans_while_others_wait(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert calls["s"] == 1 and len(found) == 4 and all(each == found[0] for each in found)
+
+
+def test_of_shards_in_a_store_the_texts_alone_are_fetched(
+    faulty: Place, faults: FaultProxy, tmp_path: Path
+) -> None:
+    shards, options = {}, faulty.storage_options
+    for shard in range(2):
+        members = [
+            (f"{n:03d}", [(".jpg", os.urandom(20_000)), (".json", b'{"score": %d}' % n)])
+            for n in range(30 * shard, 30 * shard + 30)
+        ]
+        info = write_shard(faulty.address(f"{shard}.tar"), members, storage_options=options)
+        shards[f"{shard}.tar"] = ShardMeta(info.num_samples, info.size, info.checksum)
+    write_meta(faulty.root, shards, options)
+    faults.reset()
+    dataset = SampleDataset(
+        faulty.root, filters=Filters({"$.score": (25, 33)}, cache=str(tmp_path / "filters")), decode=False,
+        storage_options=options, cache_dir=str(tmp_path / "cache"), shuffle=False,
+    )  # fmt: skip
+    assert len(dataset) == 9
+    assert faults.stats()["down"] < 0.05 * 60 * 20_000
+    assert [each["__key__"] for each in dataset] == [f"{n:03d}" for n in range(25, 34)]
