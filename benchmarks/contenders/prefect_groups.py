@@ -44,57 +44,53 @@ def _cpu(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _measured(groups: int, one: Callable[[int], object]) -> Report:
-    """Run `one` for each group within a flow; seconds of the loop, CPU of the server until it has written all."""
+def _measured(args: Args, body: Callable[[int, Callable[[int], None]], object]) -> Report:
+    """Run `body` within a flow: so many groups, each told by its number when it is done.
+
+    The clock runs from group `WARM` on; the server's CPU is counted until it has written all.
+    """
     from prefect import flow
 
-    from flows.server import _finished
+    from flows.server import Api
 
-    watch = Stopwatch()
-    grown: list[int] = []
+    watch, grown, total = Stopwatch(), [0], args["groups"] + WARM
+
+    def told(done: int) -> None:
+        if done == WARM:
+            grown[0] = private_bytes()
+            watch.__enter__()
+        elif done == total:
+            watch.__exit__(None, None, None)
+            grown[0] = private_bytes() - grown[0]
 
     @flow(name="bench", persist_result=False)
-    def bench() -> Any:
-        for number in range(WARM):
-            one(number)
-        grown.append(private_bytes())
-        with watch:
-            for number in range(WARM, groups + WARM):
-                one(number)
-        grown.append(private_bytes())
-        return None
+    def bench() -> None:
+        body(total, told)
 
     with _server() as server:
         before = _cpu(server)
         state = bench(return_state=True)
-        from flows.server import Api
-
-        if not Api("", embedded=True).settle(state, groups + WARM):
-            raise RuntimeError(
-                f"{_finished(state.state_details.flow_run_id)} of {groups + WARM} were recorded"
-            )
-        served = _cpu(server) - before
-    return watch.report(
-        server=served / (groups + WARM), grown=(grown[1] - grown[0]) / groups, check={"groups": groups}
-    )
+        if not any(Api("", embedded=True).settle(state, total) for _ in range(5)):
+            raise RuntimeError("the server has not recorded all task runs")
+        served = (_cpu(server) - before) * args["groups"] / total
+    report = watch.report(grown=grown[0], check={"groups": args["groups"]})
+    if args["clock"] == "server":
+        report |= {"seconds": served, "wall": served, "waited": 0.0, "cpu": served}
+    return report
 
 
 def groups_ours(args: Args) -> Report:
-    """Groups as the flows run them: one item each, progress told, no work in it."""
-    from loader.pool import Pool
-    from tasks.group import Group, Work
-    from tasks.groups import TASKS, Shift
+    """As the flows do it, artifacts of progress and all; a group is one item, and there is nothing to do to it."""
+    from flows import grouped
+    from tasks.workforce import Crew
 
-    items = list(range(args["groups"] + WARM))
-    work: Work[Any, Any] = Work(
-        kind="warmup", unit="tars", items=items, function=abs, arguments=(), label=str, size=int,
-        kept=lambda result: False, explain=lambda error, item: str(error),
-    )  # fmt: skip
-    with Pool(1) as pool:
-        return _measured(
-            args["groups"],
-            lambda number: TASKS["warmup"](Group(work, number, [number]), Shift(pool), return_state=True),
-        )
+    grouped.group_size = lambda *_: 1  # type: ignore[assignment]
+
+    def body(total: int, told: Callable[[int], None]) -> None:
+        with Crew() as crew:
+            grouped.Groups(crew)(_work(total), 1, lambda results: told(len(results)))
+
+    return _measured(args, body)
 
 
 def groups_least(args: Args) -> Report:
@@ -105,23 +101,34 @@ def groups_least(args: Args) -> Report:
     def least(number: int) -> int:
         return abs(number)
 
-    return _measured(args["groups"], least)
+    def body(total: int, told: Callable[[int], None]) -> None:
+        for number in range(total):
+            least(number)
+            told(number + 1)
+
+    return _measured(args, body)
+
+
+def _work(items: int) -> Any:
+    from tasks.group import Work
+
+    return Work(
+        kind="warmup", unit="tars", items=range(items), function=abs, arguments=(), label=str, size=int,
+        kept=lambda result: False, explain=lambda error, item: str(error),
+    )  # fmt: skip
 
 
 def groups_plain(args: Args) -> Report:
     """The same groups without Prefect."""
     from loader.pool import Pool
-    from tasks.group import Group, Work
+    from tasks.group import Group
 
-    work: Work[Any, Any] = Work(
-        kind="warmup", unit="tars", items=[0], function=abs, arguments=(), label=str, size=int,
-        kept=lambda result: False, explain=lambda error, item: str(error),
-    )  # fmt: skip
+    work = _work(args["groups"])
     watch = Stopwatch()
     with Pool(1) as pool, watch:
         for number in range(args["groups"]):
-            Group(work, number, [number]).attempt(pool)
-    return watch.report(check={"groups": args["groups"]})
+            Group(work, number, work.items[number : number + 1]).attempt(pool)
+    return watch.report(grown=0, check={"groups": args["groups"]})
 
 
 if __name__ == "__main__":
