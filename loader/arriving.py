@@ -22,7 +22,8 @@ _WORTH = 16 << 10  # bytes: what a request is taken to cost, where bytes are to 
 # After a jump, another may follow: read on in small steps first, and side by side only after these.
 _STEPS = (BLOCK, 64 << 10, 256 << 10, 1 << 20)
 _SAVING_STEPS = (BLOCK, 4 << 10, 4 << 10, _WORTH, _WORTH, 64 << 10, 256 << 10, 1 << 20)
-_WAVE = 8 << 20  # bytes: what the first requests of a stream ask for together
+_WAVE = 4 << 20  # bytes: what the first requests of a stream ask for together
+_FASTEST = 1.25e9  # bytes a second: what is more than this in a round trip is jumped over unmeasured
 _NO_SWAP = 0x4000  # MAP_NORESERVE: the map may be larger than the memory there is
 
 
@@ -53,7 +54,7 @@ class Arriving:
         self._opened = 0.0  # when
         self._streamed = 0  # bytes since
         self._latency = math.inf  # seconds of the quickest answer
-        self._bandwidth = math.inf  # bytes a second, of all requests together
+        self._bandwidth = _FASTEST  # bytes a second, of all requests together
         # The first header alone, which tells how long an answer takes; then all at once.
         self._steps: tuple[int, ...] = _SAVING_STEPS if save else () if every else _STEPS[:1]
         self._step = 0
@@ -91,7 +92,7 @@ class Arriving:
         """How large a gap must be to be jumped over."""
         if self._every:
             return math.inf
-        return _WORTH if self._save else self._latency * self._bandwidth  # infinite while one isn't known
+        return _WORTH if self._save else self._latency * self._bandwidth  # infinite before the first answer
 
     def _more(self, end: int) -> None:
         """Fetch what follows: at least a byte, if not all up to `end`."""

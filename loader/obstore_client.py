@@ -11,6 +11,7 @@ workers of a DataLoader, which can have no children. In a child of a process tha
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -65,7 +66,7 @@ def chosen(address: str, storage_options: StorageOptions | None) -> bool:
 def _obstacle(address: str, storage_options: StorageOptions | None) -> str:
     if addresses.protocol(address) not in stores.S3:
         return 'the client "obstore" reads s3:// alone: say client="fsspec", or leave it out'
-    if importlib.util.find_spec("obstore") is None:
+    if not _installed():
         return "obstore is not installed: pip install 'shardflow[obstore]', or say client=\"fsspec\""
     unknown = _unknown(storage_options or {})
     if unknown:
@@ -76,6 +77,11 @@ def _obstacle(address: str, storage_options: StorageOptions | None) -> str:
             'workers with "spawn" or "forkserver", or say client="fsspec" (or "auto") for what is read before'
         )
     return ""
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("obstore") is not None
 
 
 def _unknown(options: StorageOptions) -> list[str]:

@@ -121,14 +121,33 @@ def call(
     `what` is done to `address` ("read"); `renew` looks up credentials anew. StoreError names address, tries
     and the last cause; FileNotFoundError, PermissionError and other answers come as they are, with the address.
     """
+    began = time.monotonic()
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told or raised below
+        return _again(what, address, storage_options, function, renew, error, began)
+
+
+def _again(
+    what: str,
+    address: str,
+    storage_options: StorageOptions | None,
+    function: Callable[[], T],
+    renew: Callable[[], None],
+    first: Exception,
+    began: float,
+) -> T:
+    """The same after a first try that ended in `first`."""
     import tenacity
 
     limits = stores.policy(storage_options)
-    began, tries, renewed = time.monotonic(), 0, False
+    tries, renewed = 0, False
 
     def once() -> T:
         nonlocal tries
         tries += 1
+        if tries == 1:
+            raise first
         return function()
 
     def again(error: BaseException) -> bool:

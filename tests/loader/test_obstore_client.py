@@ -94,7 +94,7 @@ def test_what_it_cannot_be_told(address: str, options: dict[str, Any], reason: s
 
 def test_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(obstore_client, "_installed", lambda: False)
     with pytest.raises(BadAddress, match=r"obstore is not installed: pip install 'shardflow\[obstore\]'"):
         obstore_client.chosen("s3://b/x", {"client": "obstore"})
     assert not obstore_client.chosen("s3://b/x", {})
