@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from prefect.blocks.core import Block
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.types import SecretDict
 from pydantic import Field, SecretStr
 
@@ -45,9 +44,9 @@ class StorageOptions(Block):
         return {**{name: value for name, value in said.items() if value}, **self.more.get_secret_value()}
 
 
-def register_block(client: SyncPrefectClient) -> None:
+def register_block() -> None:
     """Make the server offer it under Blocks."""
-    StorageOptions.register_type_and_schema(client=client)
+    StorageOptions.register_type_and_schema()
 
 
 def storage_options(name: str) -> dict[str, Any] | None:
@@ -55,9 +54,10 @@ def storage_options(name: str) -> dict[str, Any] | None:
     if not name:
         return None
     try:
-        return StorageOptions.load(name).options()  # type: ignore[union-attr]
+        block = cast(StorageOptions, StorageOptions.load(name))
     except ValueError as error:
         raise BadConfig(
-            f"storage_options is {name!r}, and there is no block 'Storage options' of that name: make it in Prefect's "
+            f"storage_block is {name!r}, and there is no block 'Storage options' of that name: make it in Prefect's "
             "pages under Blocks, or leave the field empty"
         ) from error
+    return block.options()

@@ -82,7 +82,8 @@ def packing_form(function: Function) -> Function:
     parameters = [parameter("config", str, "")]
     for field in packing_fields():
         unset = UNSET[field.name]
-        kind: Any = Literal[(CONFIGURED, *field.choices)] if field.choices else _KINDS[field.type]
+        choices = (CONFIGURED, *field.choices)
+        kind: Any = Literal[choices] if field.choices else _KINDS[field.type]
         if field.type in ("int", "float"):
             kind = Annotated[kind, Field(ge=unset, **_LIMITS.get(field.name, {}))]
         parameters.append(parameter(field.name, kind, unset))

@@ -45,8 +45,8 @@ class Serving:
 
     def register(self, say: Say) -> None:
         """Make the server know them. On one of our own nothing else can be at work: tidy up."""
+        register_block()
         with get_client(sync_client=True) as client:
-            register_block(client)
             if self._own:
                 for name in remove_others(self._wanted, client):
                     say(f"the schedule {name} is not in the file any more: removed")

@@ -32,12 +32,9 @@ def test_only_what_is_said_is_an_option() -> None:
 
 @pytest.fixture
 def block(s3: Place, api: server.Api) -> str:
-    from prefect.client.orchestration import get_client
-
     from flows.blocks import StorageOptions, register_block
 
-    with get_client(sync_client=True) as client:
-        register_block(client)
+    register_block()
     options = s3.storage_options
     StorageOptions(endpoint_url=options["endpoint_url"], key=options["key"], secret=options["secret"]).save(
         "our-store", overwrite=True

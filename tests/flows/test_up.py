@@ -30,6 +30,7 @@ def test_it_says_where_what_is(up: Up, place: Path) -> None:
         assert text in "\n".join(line.rstrip() for line in said.splitlines()) + "\n", said
     assert up.address.startswith("http://127.0.0.1:")
     assert "Traceback" not in said and "ERROR" not in said
+    assert up.ask("block_types/slug/storage-options")["name"] == "Storage options"
 
 
 def test_a_second_one_is_told_of_the_first(up: Up, place: Path) -> None:
