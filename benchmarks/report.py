@@ -24,10 +24,13 @@ ORDER = (
     "reencode",
     "stream",
     "cold",
+    "remote",
+    "remote-index",
     "decode",
     "resume",
     "overhead",
     "scale",
+    "prefect",
 )  # of the questions, on the page and in a run of all
 _OURS = ("shardflow", "numpy", "torch", "pillow", "fsspec")
 _PEERS = (
@@ -185,17 +188,22 @@ def markdown(results: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join([*parts, *_machines(results)]) + "\n"
 
 
+def machine(where: Mapping[str, Any]) -> list[str]:
+    """A line for each thing that stays the same from run to run: the machine, and the versions of everything."""
+    lines = []
+    for key, value in where.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{package} {version}" for package, version in value.items())
+        if key not in ("date", "commit", "changed", "load at start"):
+            lines.append(f"- {key}: {value}")
+    return lines
+
+
 def _machines(results: Mapping[str, dict[str, Any]]) -> list[str]:
     """The surroundings, each once, with the names of the questions that were asked there."""
     asked: dict[str, list[str]] = {}
     for name, result in results.items():
-        lines = []
-        for key, value in result["where"].items():
-            if isinstance(value, dict):
-                value = ", ".join(f"{package} {version}" for package, version in value.items())
-            if key not in ("date", "commit", "changed", "load at start"):
-                lines.append(f"- {key}: {value}")
-        asked.setdefault("\n".join(lines), []).append(name)
+        asked.setdefault("\n".join(machine(result["where"])), []).append(name)
     parts = ["## Where", ""]
     for lines, names in asked.items():
         parts += [f"{', '.join(names)}:", "", lines, ""]
