@@ -72,6 +72,8 @@ def claim(config: PackConfig) -> Claim:
         _forget(config)
     elif found == wanted:
         return wanted
+    if config.mode == "append" and found is None and wanted.slots + wanted.rows:
+        _remember(config)
     document: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "job": wanted.job}
     if wanted.slots or wanted.rows:
         document |= {"version": _APPENDED, "before": {"slots": wanted.slots, "rows": wanted.rows}}
@@ -98,6 +100,29 @@ def metas(config: PackConfig) -> list[str]:
         return [own]
     files = storage.list_files(config.output, meta.META_NAME, config.storage_options)
     return [file for file in files if storage.name(file) == meta.META_NAME]
+
+
+def claimed_from(config: PackConfig) -> dict[str, list[str]]:
+    """The tars that somebody else's meta.json named when a job was appended to it, by the folder that it lay in."""
+    try:
+        found = json.loads(storage.read_bytes(_foreign_address(config), config.storage_options))
+    except FileNotFoundError:
+        return {}
+    return {str(folder): [str(path) for path in paths] for folder, paths in found.items()}
+
+
+def _foreign_address(config: PackConfig) -> str:
+    return storage.join(config.output, manifest.FOLDER, "before.json")
+
+
+def _remember(config: PackConfig) -> None:
+    """Write down what is there: no manifest of ours tells of it."""
+    options = config.storage_options
+    found = {
+        storage.parent(file)[len(config.output) :].lstrip("/"): list(meta.read_meta(file, options))
+        for file in metas(config)
+    }
+    storage.write_bytes(_foreign_address(config), json.dumps(found).encode() + b"\n", options)
 
 
 def _holds_something(config: PackConfig, found: Claim | None) -> bool:
@@ -165,6 +190,7 @@ def _forget(config: PackConfig) -> None:
     for file in metas(config):
         storage.remove(file, options)
         storage.remove(meta.stats_address(file), options)
+    storage.remove(_foreign_address(config), options)
     for number in manifest.slots(config.output, options):
         storage.remove(manifest.address(config.output, number), options)
 

@@ -14,7 +14,7 @@ from loader.sidecar import conform
 from loader.sidecar_columns import union
 from loader.tar_report import TarReport
 from tasks import manifest
-from tasks.claim import Claim, metas
+from tasks.claim import Claim, claimed_from
 from tasks.config import PackConfig
 from tasks.manifest import BadRow, Manifest, PackedShard
 from tasks.reasons import by_reason
@@ -82,14 +82,13 @@ def describe(
     """
     options = config.storage_options
     named: set[str] = set()
-    old = {storage.parent(file): file for file in metas(config)} if claimed.slots or claimed.rows else {}
-    roots = {storage.join(config.output, split) if split else config.output for split in splits}
-    for root in sorted(roots | old.keys()):
-        folder = "" if root == config.output else storage.relative(root, config.output)
-        own = [shard for shard in shards if storage.parent(f"{config.output}/{shard.path}") == root]
+    foreign = claimed_from(config)
+    for folder in sorted({*splits, *(shard.path.rpartition("/")[0] for shard in shards)}):
+        root = storage.join(config.output, folder) if folder else config.output
+        own = [shard for shard in shards if shard.path.rpartition("/")[0] == folder]
         reports = {report.path: report for report in (tar_report(shard, folder) for shard in own)}
-        if root in old:
-            reports |= _foreign(root, folder, config, claimed, reports)
+        for path in foreign.get(folder, ()):
+            reports.setdefault(path, gen_meta_one(storage.join(root, path), root, options))
         stats = {"outcomes": _outcomes(own), "skipped_rows": _reasons(bad.get(folder, []))}
         save_meta(root, [reports[path] for path in sorted(reports)], None, options, stats)
         named |= {f"{folder}/{path}" if folder else path for path in reports}
@@ -109,21 +108,6 @@ def _reasons(bad: Iterable[BadRow]) -> dict[str, int]:
     return {reason.kind: reason.rows for reason in by_reason(bad)}
 
 
-def _foreign(
-    root: str, folder: str, config: PackConfig, claimed: Claim, known: dict[str, TarReport]
-) -> dict[str, TarReport]:
-    """What meta.json names and no job of ours has packed."""
-    pattern = shard_pattern(config)
-    found = {}
-    for path in meta.read_meta(root, config.storage_options):
-        match = pattern.fullmatch(f"{folder}/{path}" if folder else path)
-        ours = match is not None and int(match["index"]) >= claimed.slots  # of an earlier run of this job
-        tar = storage.join(root, path)
-        if path not in known and not ours:
-            found[path] = gen_meta_one(tar, root, config.storage_options)
-    return found
-
-
 def remove_leftovers(config: PackConfig, claimed: Claim, shards: set[str], slots: int) -> None:
     """Away with what an earlier run left and nothing refers to any more: shards, manifests, datasets without shards."""
     options = config.storage_options
@@ -136,7 +120,10 @@ def remove_leftovers(config: PackConfig, claimed: Claim, shards: set[str], slots
     for file in storage.list_files(config.output, "", options):
         path = storage.relative(file, config.output)
         match = _FILES.fullmatch(path)
-        if match and match[1] not in stems and (claimed.replaces or pattern.fullmatch(match[1] + ".tar")):
+        if match is None or match[1] in stems:
+            continue
+        ours = pattern.fullmatch(match[1] + ".tar")
+        if claimed.replaces or (ours and int(ours["index"]) >= claimed.slots):
             storage.remove(file, options)
             emptied.add(storage.parent(file))
     for root in emptied - used:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from loader import meta, storage
 from loader.addresses import shareable
-from loader.errors import BadConfig, BadSample
+from loader.errors import BadConfig, BadMeta, BadSample
 from loader.registry import redactor
 from loader.sample_facts import is_picture
 from loader.sidecar import About, sidecar_path
@@ -103,13 +103,23 @@ def _withdraw(slot: source.Slot, config: PackConfig, done: Manifest | None) -> N
     """
     options = config.storage_options
     names = {shard_name(slot, config), *(shard.path for shard in (done.shards if done else ()))}
-    if any(storage.exists(storage.join(config.output, name), options) for name in names):
-        root = storage.join(config.output, slot.split) if slot.split else config.output
+    root = storage.join(config.output, slot.split) if slot.split else config.output
+    there = any(storage.exists(storage.join(config.output, name), options) for name in names)
+    if there and _is_named(root, names, config):
         storage.remove(meta.meta_address(root), options)
         storage.remove(meta.stats_address(root), options)
     for name in names if done else ():
         storage.remove(storage.join(config.output, sidecar_path(name)), options)
     storage.remove(manifest.address(config.output, slot.index), options)
+
+
+def _is_named(root: str, names: set[str], config: PackConfig) -> bool:
+    """Whether meta.json speaks of one of these shards; if it can't be read, too. It doesn't of what a killed run left."""
+    try:
+        known = meta.read_meta(root, config.storage_options)
+    except BadMeta:
+        return True
+    return any(storage.name(name) in known for name in names)
 
 
 def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe, earlier: Earlier | None) -> Manifest:

@@ -87,6 +87,13 @@ def test_append_to_what_somebody_else_made(tmp_path: Path) -> None:
     assert (stats["total_samples"], stats["extensions"]) == (12, {".jpg": 7, ".json": 5})
     assert pack.pack(config).kept == 2
     assert tree(config.output) == new
+    # A shard of ours is redone, and there is no meta.json for a while: theirs are in it again, and never touched.
+    for damage in ("shard-000004.tar", "meta.json"):
+        (tmp_path / "out" / damage).unlink()
+        pack.pack(config)
+        assert tree(config.output) == new
+    pack.pack(job(tmp_path, "a", 1, mode="append"))
+    assert list(read_meta(config.output)) == [f"shard-{n:06d}.tar" for n in range(4)]
 
 
 def test_a_reader_meets_the_old_or_the_new(tmp_path: Path) -> None:
@@ -131,9 +138,10 @@ def test_append_is_killed_at_each_slot_and_goes_on(tmp_path: Path, monkeypatch: 
             if stop == 99:
                 pack.pack(second)
             else:
-                with pytest.raises(KeyboardInterrupt):
-                    pack.pack(second)
-                assert len(read_meta(str(output))) == 2
+                for _ in range(2):  # the second time over shards that the first has left
+                    with pytest.raises(KeyboardInterrupt):
+                        pack.pack(second)
+                    assert len(read_meta(str(output))) == 2
         pack.pack(second)
         wanted = wanted or tree(str(output))
         assert tree(str(output)) == wanted
