@@ -104,7 +104,7 @@ def rows(answer: Answer) -> list[tuple[str, ...]]:
 
 def _row(cell: Cell) -> tuple[str, ...]:
     extra = "".join(f" ({name} {size / 1e6:.0f} MB)" for name, size in cell.peer_extra.items())
-    target = "" if cell.target is None else "ahead" if cell.target == 1 else f"{cell.target:g} ×"
+    target = "" if cell.target is None else "ahead" if cell.target == 1 else f"{cell.target:.3g} ×"
     return (
         cell.peer + extra,
         number(cell.peer_value),
