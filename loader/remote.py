@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loader import storage
+from loader import addresses, storage, stores
 from loader.checksums import adler32, combined_adler32
 from loader.errors import (
     BadConfig,
@@ -154,8 +154,9 @@ class Remote(InFlight):
             partial.reserve(stat.size)
             for last in (False, True):
                 checksum = self._fetch_parts(address, options, stat, partial, closed)
-                self.traffic.add(requests=1, downloads=1)
-                if storage.stat(address, options) != stat:
+                self.traffic.add(downloads=1)
+                # S3 was asked for that version's bytes, and no other's.
+                if addresses.protocol(address) not in stores.S3 and storage.stat(address, options) != stat:
                     raise FileChanged(f"{address}: replaced while it was downloaded")
                 if checksum == _expected(partial.descriptor, candidate, checksum):
                     return

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import places
 import pytest
@@ -170,9 +171,29 @@ def test_a_version_is_asked_for_once(faulty: Place, faults: FaultProxy, remote: 
         for shard in range(2):
             open_(faulty, remote, shard).close()
     heads = [path for method, path, _ in faults.stats()["log"] if method == "HEAD" and path.endswith(".tar")]
-    assert sum("gone" not in path for path in heads) == 2 + 2  # and once after each download
+    assert sum("gone" not in path for path in heads) == 2
     with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
         IndexedTarSamples(gone, storage_options=faulty.storage_options, remote=remote)
+
+
+def test_a_file_that_is_replaced_while_it_is_downloaded(
+    tmp_path: Path, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local one, as on a network drive, of which no version can be asked for: the new one is downloaded."""
+    (address,) = pack(str(tmp_path / "d"), 1, 5)
+    fetch, replaced = Remote.fetch, []
+
+    def replacing(self: Remote, *arguments: Any) -> list[bytes]:
+        found = fetch(self, *arguments)
+        if not replaced:
+            replaced.append(1)
+            pack(str(tmp_path / "d"), 1, 5, start=100)
+        return found
+
+    monkeypatch.setattr(Remote, "fetch", replacing)
+    with IndexedTarSamples(address, decode=False, backend="cache", remote=remote) as samples:
+        assert list(samples) == [sample(n) for n in range(100, 105)]
+    assert entries(remote) == ["index", "tar"]
 
 
 def shardflow_threads_of(remote: Remote) -> bool:
