@@ -2,7 +2,7 @@
 
 Every address is a string: a local path (absolute, relative, ``~``, ``file://``) or any fsspec URL. The parts:
 `loader.addresses` (text), `loader.stores` (clients and their options), `loader.retrying` (what a store fails),
-`loader.range_reads` (many ranges at once), `loader.publishing` (whole, or not at all). Everything here may be called from
+`loader.range_reads` (many ranges at once), `loader.publishing` (whole, or not at all), `loader.sweeping`. Everything here may be called from
 forked and spawned workers alike, and from threads. Listings are never cached: another process may have written in
 between.
 """
@@ -19,9 +19,10 @@ from typing import Any, BinaryIO, TypeVar
 
 from loader import retrying, stores
 from loader.addresses import is_local, join, local_path, name, normalise, parent, protocol, relative
-from loader.publishing import publish, sweep, sweep_uploads, takes_conditions, version_of, write_bytes
+from loader.publishing import publish, takes_conditions, version_of, write_bytes
 from loader.range_reads import AHEAD, Range, RemoteFile, read_in_order, read_ranges, read_whole
 from loader.stores import StorageOptions, filesystem
+from loader.sweeping import sweep, sweep_uploads
 
 __all__ = [
     "AHEAD", "Range", "Stat", "StorageOptions", "exists", "expand", "filesystem", "is_dir", "is_local", "join", "list_files",
