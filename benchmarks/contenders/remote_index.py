@@ -8,7 +8,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bare import members
 from common import Args, Report, Stopwatch, digest_members, main
 
 from loader import storage
@@ -95,21 +94,21 @@ def _whole(store: Any, key: str) -> bytes:
     return bytes(data)
 
 
-def read_all(args: Args) -> Report:
+def _read_all(args: Args, checksum: bool) -> Report:
     store, key = _store(args)
     before = _down(args)
     with Stopwatch(workers=True) as watch:
-        found = members(_whole(store, key))
-    return watch.report(check=digest_members(found if args["check"] else ()), down=_down(args) - before)
+        index = Index(build(_whole(store, key), "x", checksum), "x")
+    found = zip(index.names(), index.offset, index.size, strict=True) if args["check"] else ()
+    return watch.report(check=digest_members(found), down=_down(args) - before)
+
+
+def read_all(args: Args) -> Report:
+    return _read_all(args, checksum=False)
 
 
 def read_all_checksums(args: Args) -> Report:
-    store, key = _store(args)
-    before = _down(args)
-    with Stopwatch(workers=True) as watch:
-        index = Index(build(_whole(store, key), "x"), "x")
-    found = zip(index.names(), index.offset, index.size, strict=True) if args["check"] else ()
-    return watch.report(check=digest_members(found), down=_down(args) - before)
+    return _read_all(args, checksum=True)
 
 
 def walk(args: Args) -> Report:
