@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from loader import addresses, storage, stores
 from loader.checksums import adler32, combined_adler32
@@ -33,17 +33,17 @@ from loader.index import Index, index_path
 from loader.indexing import ensure_index
 from loader.range_reader import RangeReader
 from loader.shard_cache import Partial, ShardCache
-from loader.shards import ShardTable
 from loader.storage import Stat, StorageOptions
 from loader.tar import BLOCK, Buffer, TarMap
 from loader.world import cache_folder
+
+if TYPE_CHECKING:
+    from loader.shards import ShardTable
 
 logger = logging.getLogger(__name__)
 
 PART = 4 << 20  # bytes of a request while a shard is downloaded: AT_ONCE times that is the memory it takes
 _ENDPOINT = ("endpoint_url", "endpoint", "account_name", "account_host")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
