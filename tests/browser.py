@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=_FLAGS)
         page = chromium.new_page(viewport={"width": 1200, "height": 900})
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.route("**/*amplitude*/**", lambda route: route.abort())
         yield page
         chromium.close()

@@ -59,7 +59,7 @@ class Up:
 
     def wait_ready(self) -> Up:
         """Return when it says that it is."""
-        wait_for(lambda: "ready; Ctrl-C" in self.said() or self.process.poll() is not None, self.said, 120)
+        wait_for(lambda: "ready; Ctrl-C" in self.said() or self.process.poll() is not None, self.said, 240)
         assert self.process.poll() is None, self.said()
         found = re.search(r"pages +(\S+)", self.said())
         assert found
