@@ -72,7 +72,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py all
 
 bench-quick: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py all --quick
+	$(BIN)/python benchmarks/run.py all --quick --minutes 3.5
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

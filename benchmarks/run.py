@@ -8,9 +8,11 @@ benchmarks/results/. Exit status 1 if a target is missed beyond noise. benchmark
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import report
@@ -54,12 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="+", choices=[*QUESTIONS, "all"])
-    parser.add_argument(
-        "--quick", action="store_true", help="small corpora, one round: under 5 minutes in all"
-    )
+    parser.add_argument("--quick", action="store_true", help="small corpora, fewer tables, one round")
     parser.add_argument("--rounds", type=int, help="times that each pair is run (default 5, 1 with --quick)")
     parser.add_argument(
         "--no-save", action="store_true", help="print alone, leave benchmarks/results as it is"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="begin no table after so many; those left out are named",
     )
     args = parser.parse_args(argv)
     os.makedirs(WORK, exist_ok=True)
@@ -68,10 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*report.machine(around), sep="\n")
     corpora = Corpora(quick=args.quick)
     bad: list[str] = []  # what ends the run with an error
+    end = time.monotonic() + 60 * args.minutes
     for name in report.ORDER if "all" in args.what else args.what:
         answers: list[Answer] = []
+        if time.monotonic() > end:
+            print(f"{name}: left out, {args.minutes:g} minutes are over")
+            continue
         try:
-            for found in _asked(QUESTIONS[name](corpora), args.rounds or (1 if args.quick else 5)):
+            for found in _asked(QUESTIONS[name](corpora), args.rounds or (1 if args.quick else 5), end):
                 answers += found
                 bad += report.unmet(found)
                 if not args.no_save:  # each at once: a run takes long, and may be left
@@ -85,8 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(not line.endswith("(within noise)") for line in bad) else 0
 
 
-def _asked(questions: Sequence[Question | Race], rounds: int) -> Iterator[list[Answer]]:
+def _asked(questions: Sequence[Question | Race], rounds: int, end: float) -> Iterator[list[Answer]]:
     for question in questions:
+        if time.monotonic() > end:
+            print(f"{question.title}: left out, the minutes are over")
+            continue
         found = question.ask(rounds) if isinstance(question, Race) else [ask(question, rounds)]
         for answer in found:
             print(report.text(answer), flush=True)
