@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import packed
 
-from loader.open_shards import OpenShards
 from loader.indexed_tar_samples import IndexedTarSamples
+from loader.open_shards import OpenShards
 
 
 class Closable:
