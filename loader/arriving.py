@@ -23,6 +23,7 @@ _WORTH = 16 << 10  # bytes: what a request is taken to cost, where bytes are to 
 _STEPS = (BLOCK, 64 << 10, 256 << 10, 1 << 20)
 _SAVING_STEPS = (BLOCK, 4 << 10, 4 << 10, _WORTH, _WORTH, 64 << 10, 256 << 10, 1 << 20)
 _WAVE = 4 << 20  # bytes: what the first requests of a stream ask for together
+_LARGE = 1 << 20  # bytes: of members that may be worth a jump
 _FASTEST = 1.25e9  # bytes a second: what is more than this in a round trip is jumped over unmeasured
 _NO_SWAP = 0x4000  # MAP_NORESERVE: the map may be larger than the memory there is
 
@@ -108,12 +109,14 @@ class Arriving:
             return
         if self._stream is None:
             self._opened, self._streamed = time.monotonic(), 0
+            # Small members only so far: nothing will be jumped over, as far as one can tell.
+            small = self._steps is not _STEPS and not self._save and end - self._filled <= _LARGE
             self._stream = storage.read_in_order(
                 self._address,
                 self.size,
                 self._options,
                 start=self._filled,
-                smallest=None if self._every else _WAVE // storage.AHEAD,
+                smallest=None if self._every or small else _WAVE // storage.AHEAD,
                 version=self._version,
             )
         data = next(self._stream)
