@@ -134,6 +134,14 @@ def test_ctrl_c_ends_a_cluster_of_its_own(job: Path, tmp_path: Path) -> None:
     told = finish(process)
     assert told.returncode == 130 and "interrupted; what is finished stays" in told.stderr, told
     assert not list(out.rglob("*.part"))
-    left = subprocess.run(["ps", "-eo", "sid,stat,args"], capture_output=True, text=True, check=True).stdout
-    mine = [line for line in left.splitlines() if line.split()[0] == str(process.pid)]
-    assert not [line for line in mine if line.split()[1][0] != "Z"], mine
+    deadline = time.monotonic() + 20  # a process that is ending takes a moment to be gone
+    while (mine := _alive(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not mine
+
+
+def _alive(session: int) -> list[str]:
+    """The processes of a session, but those that have ended and are not yet waited for."""
+    shown = subprocess.run(["ps", "-eo", "sid,stat,args"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in shown.splitlines() if line.split()[0] == str(session)]
+    return [line for line in lines if line.split()[1][0] != "Z"]

@@ -13,7 +13,7 @@ WORDS = st.lists(st.integers(0, (1 << 64) - 1), max_size=6)
 
 @given(WORDS)
 def test_keys_are_those_that_the_order_specifies(words):
-    assert key(*words) == order._key(*words)
+    assert key(*words) == order.key_of(*words)
 
 
 @given(WORDS)
