@@ -35,6 +35,20 @@ def packed(root: Path, counts: Sequence[int], start: int = 0) -> str:
     return str(root)
 
 
+def with_bad(root: Path, count: int, bad: Collection[int]) -> str:
+    """Shards of ten samples with a ``.json`` each, which holds none in those that are `bad`."""
+    shards = {}
+    for first in range(0, count, 10):
+        samples = [
+            (f"{n:07d}", [(".json", b"{" if n in bad else b'{"n": %d}' % n)])
+            for n in range(first, first + 10)
+        ]
+        info = write_shard(f"{root}/{first // 10}.tar", samples)
+        shards[f"{first // 10}.tar"] = ShardMeta(info.num_samples, info.size, info.checksum, {})
+    write_meta(str(root), shards)
+    return str(root)
+
+
 class Numbers(IndexedTarDataset):
     """Yields the number of each sample, without reading; `bad` ones can't be read, `unwanted` ones are left out."""
 

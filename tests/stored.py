@@ -8,7 +8,9 @@ from typing import Any
 from s3_server import Place
 
 from loader import storage
+from loader.indexed_tar_samples import IndexedTarSamples
 from loader.meta import ShardMeta, write_meta
+from loader.remote import Remote
 from loader.storage import StorageOptions
 from loader.writer import write_shard
 
@@ -50,3 +52,9 @@ def packed(place: Place, shards: int, samples: int) -> Place:
     """As `pack`; returns the place."""
     pack(place.root, shards, samples, place.storage_options)
     return place
+
+
+def open_(place: Place, remote: Remote, shard: int = 0, **options: object) -> IndexedTarSamples:
+    return IndexedTarSamples(
+        place.address(f"{shard:05d}.tar"), decode=False, storage_options=place.storage_options, remote=remote, **options
+    )  # fmt: skip

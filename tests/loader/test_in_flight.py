@@ -7,28 +7,14 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from s3_server import Place
-from stored import pack, sample
+from stored import open_, pack, sample
 
 from loader.indexed_tar_samples import IndexedTarSamples
 from loader.remote import Remote
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Iterator[Remote]:
-    made = Remote(str(tmp_path / "cache"))
-    yield made
-    made.close()
-
-
-def open_(place: Place, remote: Remote, shard: int = 0, **options: object) -> IndexedTarSamples:
-    return IndexedTarSamples(
-        place.address(f"{shard:05d}.tar"), decode=False, storage_options=place.storage_options, remote=remote, **options
-    )  # fmt: skip
 
 
 def test_pickles_and_copies_start_without_threads(s3: Place, remote: Remote) -> None:

@@ -21,40 +21,17 @@ import pytest
 from design_example import Mine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import Numbers, made_up, numbers, packed
+from made_up import Numbers, made_up, numbers
 from simulated import PlainSimulatedLoader, as_worker
 
 from loader.data_loader import ShardedDataLoader, collate
 from loader.datasets import SampleDataset
 from loader.errors import BadSample, TooManyBad, UnknownDataset
 from loader.indexed_tar_dataset import DataStatus, IndexedTarDataset, RetSample
-from loader.meta import ShardMeta, write_meta
 from loader.writer import write_shard
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/loader.json"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """30 samples in 4 shards, each of which says its number."""
-    return packed(tmp_path_factory.mktemp("packed"), [10, 0, 12, 8])
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """As many, of which 3, 14 and 15 hold no JSON."""
-    folder = tmp_path_factory.mktemp("broken")
-    shards = {}
-    for shard in range(3):
-        samples = [
-            (f"{n:07d}", [(".json", b"{" if n in (3, 14, 15) else b'{"n": %d}' % n)])
-            for n in range(10 * shard, 10 * shard + 10)
-        ]
-        info = write_shard(f"{folder}/{shard}.tar", samples)
-        shards[f"{shard}.tar"] = ShardMeta(info.num_samples, info.size, info.checksum, {})
-    write_meta(str(folder), shards)
-    return str(folder)
 
 
 # -- a subclass as the design page has it

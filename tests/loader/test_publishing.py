@@ -20,33 +20,20 @@ from loader import storage
 from loader.errors import StoreError, WriteConflict
 
 
-@pytest.fixture(params=["local", "file://", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty folder, as `normalise` spells it (but for the one with file://)."""
-    if request.param == "memory":
-        address = f"memory://{tmp_path.name}"
-        yield address
-        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True) if storage.exists(
-            address
-        ) else None
-    else:
-        yield str(tmp_path) if request.param == "local" else f"file://{tmp_path}"
-
-
-def test_a_file_appears_whole_at_the_end(root: str) -> None:
-    address = storage.join(root, "new/x.tar")
+def test_a_file_appears_whole_at_the_end(anywhere: str) -> None:
+    address = storage.join(anywhere, "new/x.tar")
     with storage.publish(address) as file:
         file.write(b"abc")
         file.write(memoryview(b"def"))
         assert not storage.exists(address)
-        assert storage.list_files(root) == []
+        assert storage.list_files(anywhere) == []
     assert storage.read_bytes(address) == b"abcdef"
-    assert storage.list_files(root) == [storage.normalise(address)]
+    assert storage.list_files(anywhere) == [storage.normalise(address)]
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_exception_leaves_nothing_or_what_was_there(root: str, error: type[BaseException]) -> None:
-    address = storage.join(root, "x.tar")
+def test_an_exception_leaves_nothing_or_what_was_there(anywhere: str, error: type[BaseException]) -> None:
+    address = storage.join(anywhere, "x.tar")
     for before in (None, b"before"):
         if before:
             storage.write_bytes(address, before)
@@ -56,8 +43,8 @@ def test_an_exception_leaves_nothing_or_what_was_there(root: str, error: type[Ba
         gc.collect()
         assert storage.exists(address) == (before is not None)
         assert before is None or storage.read_bytes(address) == before
-    if storage.is_local(root):
-        assert os.listdir(storage.local_path(root)) == ["x.tar"]
+    if storage.is_local(anywhere):
+        assert os.listdir(storage.local_path(anywhere)) == ["x.tar"]
 
 
 def test_a_folder_in_the_way(tmp_path: Path) -> None:

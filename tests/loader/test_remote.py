@@ -6,7 +6,6 @@ import gc
 import os
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import places
 import pytest
 from fault_proxy import FaultProxy
 from s3_server import Place
-from stored import caption, pack, packed, picture, sample
+from stored import caption, open_, pack, packed, picture, sample
 from tars import make_tar
 
 from loader import storage
@@ -24,19 +23,6 @@ from loader.index import index_path
 from loader.indexed_tar import IndexedTar
 from loader.indexed_tar_samples import IndexedTarSamples
 from loader.remote import PART, Remote
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Iterator[Remote]:
-    made = Remote(str(tmp_path / "cache"))
-    yield made
-    made.close()
-
-
-def open_(place: Place, remote: Remote, shard: int = 0, **options: object) -> IndexedTarSamples:
-    return IndexedTarSamples(
-        place.address(f"{shard:05d}.tar"), decode=False, storage_options=place.storage_options, remote=remote, **options
-    )  # fmt: skip
 
 
 def entries(remote: Remote) -> list[str]:

@@ -9,38 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import Numbers, packed
+from made_up import Numbers
 from simulated import as_worker
 
 from loader.errors import StateMismatch
-from loader.meta import ShardMeta, write_meta
 from loader.state import State
-from loader.writer import write_shard
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/loader.json"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """30 samples in 4 shards, each of which says its number."""
-    return packed(tmp_path_factory.mktemp("packed"), [10, 0, 12, 8])
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """As many, of which 3, 14 and 15 hold no JSON."""
-    folder = tmp_path_factory.mktemp("broken")
-    shards = {}
-    for shard in range(3):
-        samples = [
-            (f"{n:07d}", [(".json", b"{" if n in (3, 14, 15) else b'{"n": %d}' % n)])
-            for n in range(10 * shard, 10 * shard + 10)
-        ]
-        info = write_shard(f"{folder}/{shard}.tar", samples)
-        shards[f"{shard}.tar"] = ShardMeta(info.num_samples, info.size, info.checksum, {})
-    write_meta(str(folder), shards)
-    return str(folder)
 
 
 @pytest.mark.parametrize("on_bad", ["skip", "substitute"])
