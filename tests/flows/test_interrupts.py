@@ -21,8 +21,8 @@ with Interrupts() as interrupts:
     if %r == "action":
         interrupts.action = lambda: print("told", flush=True)
     child = subprocess.Popen(sleep)
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)  # within: the signal may come as soon as that is read
         while child.poll() is None:
             time.sleep(0.01)
         print("child", child.returncode, flush=True)

@@ -48,9 +48,23 @@ def fill(page: Any, **fields: object) -> None:
 def submit(page: Any, up: Up) -> None:
     """Submit the form, and look at the run. Its notice with a link to it goes too soon for a busy machine."""
     before = runs(up)
-    page.get_by_role("button", name="Submit").click()
-    (run,) = wait_for(lambda: runs(up) - before, up.said)
+    asked = click_submit(page)
+    (run,) = wait_for(lambda: runs(up) - before, lambda: (asked, up.said()))
     page.goto(f"{up.address}/v2/runs/flow-run/{run}")
+
+
+def click_submit(page: Any) -> str:
+    """Click until the page asks the server for a run: while it draws the form anew, a click goes nowhere."""
+    from playwright.sync_api import TimeoutError as PageTimeoutError
+
+    for _ in range(3):
+        try:
+            with page.expect_request(re.compile("create_flow_run"), timeout=20_000) as request:
+                page.get_by_role("button", name="Submit").click()
+            return str(request.value.url)
+        except PageTimeoutError:
+            screenshot(page, "not-submitted")
+    raise AssertionError("the form was not submitted; see the screenshot not-submitted")
 
 
 def form(page: Any, up: Up, deployment: str) -> None:

@@ -110,12 +110,12 @@ def test_what_is_announced_comes_side_by_side_and_once(
         stats = faults.stats()
         assert stats["most_at_once"] >= 10 and stats["requests"] <= 60
     with open_(faulty, remote) as samples:  # what was announced to one that is closed comes to the next
+        requests = remote.traffic.requests
         samples.prefetch([3])
         samples.close()
     with open_(faulty, remote) as samples:
-        requests = remote.traffic.requests
         assert samples[3] == sample(3)
-        assert remote.traffic.requests == requests
+        assert remote.traffic.requests <= requests + 2, "a request for each member, and none again"
 
 
 def test_a_byte_that_flipped_on_its_way(faulty: Place, faults: FaultProxy, remote: Remote) -> None:
