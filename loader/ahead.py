@@ -3,6 +3,9 @@
 Which samples come is known for the whole epoch, so nothing is guessed: the next shards are opened (and so downloaded, where
 they go through the cache) in the order in which they are first needed, and of shards that are read by ranges the next
 samples' members are asked for together. All of it in threads of the process that reads, from its first sample on.
+
+A first batch draws from a whole window of shards: it would have to wait until all of them are downloaded. So its samples,
+and some more, are read by ranges meanwhile (a bridge): each of them once more than needed, and the trainer starts at once.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +34,7 @@ _BATCHES = 4
 _SMALLEST = 16  # samples that count as a batch, where it is smaller
 _LOOKED_UP = 64  # shards, before workers start
 _LOOK = 8192  # places of the stream that are looked through for new shards at a time
+_BRIDGED = 16  # of so many samples that are being downloaded, one is read by a range before they are here
 
 
 class Opener(Protocol):
@@ -44,6 +48,14 @@ class Opener(Protocol):
 
     def open_shard(self, shard: int) -> IndexedTarSamples:
         """Open one shard."""
+        ...
+
+    def open_bridge(self, shard: int) -> IndexedTarSamples:
+        """Open one shard to be read by ranges; an error where it has no index yet."""
+        ...
+
+    def lacking(self, shards: list[int]) -> dict[int, int]:
+        """Those that have to be downloaded, and are large, with the number of their samples."""
         ...
 
 
@@ -86,6 +98,14 @@ class _Opening:
         _prefetch(self._opened, numbers)
 
 
+class _Bridge(_Opening):
+    """One that is opened to be read by ranges, until `samples` of it have been read."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples, self.taken = samples, False
+
+
 class Ahead:
     """Goes before one iteration of one worker. `shards`: as many are opened before they are needed; `batches`: as
     many are on their way where they are read by ranges, until they come to half of BYTES_AHEAD. `sample_size`: bytes of
@@ -109,6 +129,8 @@ class Ahead:
         self._unit = max(1, min(batch, BYTES_AHEAD // 4 // max(1, sample_size)))  # planned at a time
         self._next_look = self._planned = stream.consumed  # entries of the stream
         self._opening: dict[int, _Opening] = {}
+        self._bridges: dict[int, _Bridge] = {}  # beside those that are being opened
+        self._begun = False
         self._first_needed = self._first_touches()
 
     def follow(self, indices: Iterator[int]) -> Iterator[int]:
@@ -117,27 +139,47 @@ class Ahead:
             for index in indices:
                 if self.stream.consumed > self._next_look:
                     self._advance(self.stream.consumed - 1)
+                if self._bridges:
+                    self._cross(self.stream.current[1])
                 yield index
         finally:
             self.close()
 
     def take(self, shard: int) -> IndexedTarSamples:
         """A shard that is needed now."""
-        opening = self._opening.pop(shard, None)
+        bridge, opening = self._bridges.get(shard), self._opening.get(shard)
+        if bridge is not None and opening is not None:
+            wait([bridge.future, opening.future], return_when=FIRST_COMPLETED)
+            if not bridge.taken and bridge.future.done() and bridge.future.exception() is None:
+                bridge.taken = True
+                return bridge.future.result()
+            self._leave(shard)
+        self._opening.pop(shard, None)
         return self.owner.open_shard(shard) if opening is None else opening.future.result()
 
     def close(self) -> None:
         """Give up what is on its way."""
         self.remote.close()
+        for shard in list(self._bridges):
+            self._leave(shard)
         while self._opening:
             self._opening.popitem()[1].future.add_done_callback(_close)
 
     def _advance(self, place: int) -> None:
         """The stream is at `place`: have what comes next under way."""
         self._next_look = place + self._unit
-        while len(self._opening) < self._shards and (shard := next(self._first_needed, None)) is not None:
+        wanted: list[int] = []
+        while (
+            len(self._opening) + len(wanted) < self._shards
+            and (shard := next(self._first_needed, None)) is not None
+        ):
             if shard not in self.opened:
-                self._open(shard)
+                wanted.append(shard)
+        if not self._begun:
+            self._begun = True
+            self._build(place, wanted)
+        for shard in wanted:
+            self._open(shard)
         if not (self._samples and (self._shards == 0 or self.remote.overflowing)):
             return
         self._planned = max(self._planned, place)
@@ -153,20 +195,48 @@ class Ahead:
         return self.stream.schedule.stream(world.rank, world.worker, start, start + count)
 
     def _plan(self, positions: Ints) -> None:
-        _, shards, numbers = self.owner.places(self.stream.order, positions)
-        wanted: dict[int, list[int]] = defaultdict(list)
-        for shard, number in zip(shards, numbers, strict=True):
-            wanted[shard].append(number)
-        for shard, of_it in wanted.items():
+        for shard, of_it in self._of_shards(positions).items():
             if shard in self.opened:
                 _prefetch(self.opened.get(shard), of_it)
             else:
                 (self._opening.get(shard) or self._open(shard)).plan(of_it)
 
+    def _of_shards(self, positions: Ints) -> dict[int, list[int]]:
+        """Numbers in their shards of the samples at these positions."""
+        found: dict[int, list[int]] = defaultdict(list)
+        _, shards, numbers = self.owner.places(self.stream.order, positions)
+        for shard, number in zip(shards, numbers, strict=True):
+            found[shard].append(number)
+        return found
+
     def _open(self, shard: int) -> _Opening:
         opening = self._opening[shard] = _Opening()
         opening.future = self.remote.background(opening.open, self.owner.open_shard, shard)
         return opening
+
+    def _build(self, place: int, shards: list[int]) -> None:
+        """Have the samples that come first fetched by ranges, of those shards that have to be downloaded."""
+        lacking = self.owner.lacking(shards)
+        if not lacking:
+            return
+        samples = sum(lacking.values()) // _BRIDGED // self.stream.world.num_workers
+        for shard, numbers in self._of_shards(self._positions(place, max(self._unit, samples))).items():
+            if shard in lacking:
+                bridge = self._bridges[shard] = _Bridge(len(numbers))
+                bridge.plan(numbers)
+                bridge.future = self.remote.background(bridge.open, self.owner.open_bridge, shard)
+
+    def _cross(self, shard: int) -> None:
+        """The next sample is of that shard: once all that was fetched by ranges has been read, it is read like any other."""
+        bridge = self._bridges.get(shard)
+        if bridge is not None:
+            if not bridge.samples:
+                self._leave(shard)
+            bridge.samples -= 1
+
+    def _leave(self, shard: int) -> None:
+        self.opened.drop(shard)
+        self._bridges.pop(shard).future.add_done_callback(_close)
 
     def _first_touches(self) -> Iterator[int]:
         """The shards of the rest of the stream, each once, in the order in which they are first needed."""

@@ -46,6 +46,9 @@ class _Process:
             of_thread.process = own
 
         self.requests = ThreadPoolExecutor(at_once, "shardflow-request", begin)
+        self.parts = ThreadPoolExecutor(
+            at_once, "shardflow-part", begin
+        )  # of downloads: no member waits behind them
         self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open", begin)
         self.coming: dict[tuple[str, int], Awaited] = {}
         self.expected = 0
@@ -87,9 +90,12 @@ class InFlight:
         return self._process
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function that makes a request, on one of the threads for that; InterruptedError once closed."""
+        """Call a function that fetches a part of a download, on one of the threads for that; InterruptedError once closed."""
+        return self._submit(self._own.parts, function, *arguments)
+
+    def _submit(self, pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> Future[T]:
         try:
-            return self._own.requests.submit(function, *arguments)
+            return pool.submit(function, *arguments)
         except RuntimeError as error:
             raise InterruptedError("closed: nothing is fetched any more") from error
 
@@ -104,7 +110,7 @@ class InFlight:
         self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str
     ) -> Future[list[bytes]]:
         """What `fetch` gives, on its way."""
-        return self.submit(self.fetch, address, options, ranges, version)
+        return self._submit(self._own.requests, self.fetch, address, options, ranges, version)
 
     def background(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that opens shards, on one of few threads."""
@@ -150,4 +156,5 @@ class InFlight:
         if own is not None and own.pid == os.getpid():
             own.closed.set()
             own.opening.shutdown(wait, cancel_futures=True)
+            own.parts.shutdown(wait, cancel_futures=True)
             own.requests.shutdown(wait, cancel_futures=True)

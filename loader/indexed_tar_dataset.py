@@ -21,7 +21,7 @@ from loader.indexed_tar_samples import IndexedTarSamples
 from loader.open_shards import OpenShards
 from loader.order import Order
 from loader.registry import DatasetEntry
-from loader.remote import remote_for
+from loader.remote import PART, remote_for
 from loader.resumable import Ints, Resumable, Sharding
 from loader.ret_sample import DataStatus, RetSample
 from loader.schedule import Schedule, Tail
@@ -309,9 +309,30 @@ class IndexedTarDataset(Resumable):
 
     def open_shard(self, shard: int) -> IndexedTarSamples:
         """Open one shard, for the `lru_size` that stay open. Of a store's, threads open those that come next."""
+        return self._opened(shard, self._backend_of(shard))
+
+    def open_bridge(self, shard: int) -> IndexedTarSamples:
+        """Open a shard to be read by ranges while it is downloaded; LookupError if its index would have to be made for that."""
+        url, options = self.table.url(shard), self.table.storage_options(shard)
+        if self.remote is None or not self.remote.has_index(url, options):
+            raise LookupError(f"{url} has no index beside it")
+        return self._opened(shard, "range")
+
+    def lacking(self, shards: list[int]) -> dict[int, int]:
+        """Those that have to be downloaded, by more than a request, with the number of their samples."""
+        table, remote = self.table, self.remote
+        large = [shard for shard in shards if table.sizes[shard] > PART and not is_local(table.url(shard))]
+        if remote is None or self.backend not in ("auto", "cache") or self.index_root is not None:
+            return {}
+        here = remote.are_cached([(table.url(shard), table.storage_options(shard)) for shard in large])
+        return {
+            shard: int(table.counts[shard]) for shard, is_here in zip(large, here, strict=True) if not is_here
+        }
+
+    def _opened(self, shard: int, backend: str) -> IndexedTarSamples:
         opened = IndexedTarSamples(
             self.table.url(shard),
-            backend=self._backend_of(shard),
+            backend=backend,
             remote=self.remote,
             storage_options=self.table.storage_options(shard),
             index_root=self.index_root,

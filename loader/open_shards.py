@@ -68,6 +68,12 @@ class OpenShards:
             # No name keeps its index mapped while the next one is opened.
             self._open.popitem(last=False)[1].close()
 
+    def drop(self, shard: int) -> None:
+        """Close one, if it is open."""
+        samples = self._open.pop(shard, None)
+        if samples is not None:
+            samples.close()
+
     def close(self) -> None:
         """Close all."""
         while self._open:

@@ -132,6 +132,23 @@ class Remote(InFlight):
                 future.result()
         self.close(wait=True)
 
+    def are_cached(self, tars: Sequence[tuple[str, StorageOptions | None]]) -> list[bool]:
+        """Which of these tars the cache holds; of those that can't be asked for, it doesn't."""
+        held = []
+        for asked in [self.background(self._is_cached, *tar) for tar in tars]:
+            held.append(False)
+            with contextlib.suppress(OSError, ValueError):  # told by whoever opens it
+                held[-1] = asked.result()
+        return held
+
+    def _is_cached(self, address: str, options: StorageOptions | None) -> bool:
+        return self.cache.holds(_key(address, options, self._stat(address, options)) + ".tar")
+
+    def has_index(self, address: str, options: StorageOptions | None) -> bool:
+        """Whether a tar's index is at hand, or beside it."""
+        name = _key(address, options, self._stat(address, options)) + ".index"
+        return self.cache.holds(name) or storage.exists(index_path(address), options)
+
     def _stat(self, address: str, options: StorageOptions | None) -> Stat:
         place = _place(address, options)
         stat = self._stats.get(place)

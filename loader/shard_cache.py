@@ -149,6 +149,10 @@ class ShardCache:
                 self._discard(name, partial)
                 raise
 
+    def holds(self, name: str) -> bool:
+        """Whether the entry is there now; it may be gone when it is opened."""
+        return os.path.exists(os.path.join(self.folder, name))
+
     def find(self, name: str) -> int | None:
         """A descriptor of the entry, as `open`; None if it isn't there."""
         path = os.path.join(self.folder, name)

@@ -25,36 +25,26 @@ _PADDING = [bytes(size) for size in range(BLOCK)]
 _MTIME = 946684800  # 2000-01-01: some tools warn of 1970
 
 
-def _template(kind: bytes) -> tuple[bytes, bytes, int]:
-    """What surrounds name and size in a header of ours, and the sum of its bytes."""
+def _template(kind: bytes) -> tuple[bytes, int]:
+    """A header of ours as a format of name, size, sum and prefix, and the sum of all bytes of it that are fixed."""
     before = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
-    after = (
-        b"%011o\0" % _MTIME,
-        b"        ",
-        kind,
-        bytes(100),
-        b"ustar\x0000",
-        bytes(32 + 32),
-        b"0000000\0" * 2,
-    )
-    tail = b"".join(after)
-    return before, tail, sum(before) + sum(tail)
+    after = kind + bytes(100) + b"ustar\x0000" + bytes(32 + 32) + b"0000000\0" * 2
+    when = b"%011o\0" % _MTIME
+    # The sum is taken with eight spaces in its own place, and written as six digits, NUL and a space.
+    return b"%b" + before + b"%b" + when + b"%06o\0 " + after + b"%b", sum(before + when + b" " * 8 + after)
 
 
 _REGULAR = _template(b"0")
 _PAX = _template(b"x")
+_NAME = [bytes(100 - size) for size in range(101)]  # what follows a name of `size` bytes
+_PREFIX = [bytes(167 - size) for size in range(156)]  # and a prefix, to the end of the block
 
 
-def _header(
-    name: bytes, size: int, prefix: bytes = b"", template: tuple[bytes, bytes, int] = _REGULAR
-) -> bytes:
-    before, tail, base = template
+def _header(name: bytes, size: int, prefix: bytes = b"", template: tuple[bytes, int] = _REGULAR) -> bytes:
+    form, fixed = template
     digits = b"%011o\0" % size
-    total = base + sum(name) + sum(digits) + sum(prefix)
-    # tail: mtime 12, checksum 8, type …
-    return b"".join(
-        (name.ljust(100, b"\0"), before, digits, tail[:12], b"%06o\0 " % total, tail[20:], prefix)
-    ).ljust(BLOCK, b"\0")
+    total = fixed + sum(name) + sum(digits) + sum(prefix)
+    return form % (name + _NAME[len(name)], digits, total, prefix + _PREFIX[len(prefix)])
 
 
 def headers_for(name: bytes, size: int) -> bytes:

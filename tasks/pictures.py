@@ -33,6 +33,10 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 # Frames by which a JPEG gives its size: all SOFn but those that are something else (DHT, JPG, DAC).
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 _BARE = frozenset((0xFF, 0x01, *range(0xD0, 0xD9)))  # padding, and markers that carry nothing
+_TELLING = frozenset(
+    (*_FRAMES, *_BARE, 0xD9, 0xDA, 0xE1)
+)  # all others are passed over: tables, comments, profiles
+_HEIGHT_AND_WIDTH = struct.Struct(">HH").unpack_from
 _MOST_MARKERS = 1 << 16  # 4 GiB of metadata in segments of the usual size
 _MOST_CHUNKS = 1000  # before the pixels of a PNG, or in a WebP, that are looked through for EXIF
 
@@ -94,18 +98,20 @@ def _jpeg(data: bytes, whole: bool) -> Picture:
         if data[at] != 0xFF:
             raise BadSample(f"a damaged JPEG: no marker at byte {at:,}")
         kind = data[at + 1]
-        if kind in _BARE:
-            at += 1 if kind == 0xFF else 2
-            continue
-        if kind == 0xD9:
-            raise BadSample("a JPEG without a picture in it")
-        if kind in _FRAMES:
-            size = struct.unpack_from(">HH", data, at + 5)
-        elif kind == 0xE1 and not orientation and data[at + 4 : at + 10] == b"Exif\0\0":
-            orientation = exif_orientation(data[at + 4 : at + 2 + (data[at + 2] << 8 | data[at + 3])])
+        if kind in _TELLING:
+            if kind in _BARE:
+                at += 1 if kind == 0xFF else 2
+                continue
+            if kind == 0xD9:
+                raise BadSample("a JPEG without a picture in it")
+            if kind == 0xDA:  # the pixels follow
+                at += 2 + (data[at + 2] << 8 | data[at + 3])
+                break
+            if kind in _FRAMES:
+                size = _HEIGHT_AND_WIDTH(data, at + 5)
+            elif not orientation and data[at + 4 : at + 10] == b"Exif\0\0":
+                orientation = exif_orientation(data[at + 4 : at + 2 + (data[at + 2] << 8 | data[at + 3])])
         at += 2 + (data[at + 2] << 8 | data[at + 3])
-        if kind == 0xDA:  # the pixels follow
-            break
     else:
         raise BadSample(f"a damaged JPEG: more than {_MOST_MARKERS:,} markers before its pixels")
     if size is None:

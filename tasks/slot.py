@@ -181,13 +181,12 @@ def _digest(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe) -> st
 
 def _fits(shard: Shard, members: Members, max_bytes: int) -> bool:
     """Whether the sample belongs into this shard. One that is larger than the limit has a shard of its own."""
-    if not (shard.num_samples and max_bytes):
+    if not max_bytes:
         return True
-    return shard.size + _tar_size(members) + 2 * BLOCK <= max_bytes
-
-
-def _tar_size(members: Members) -> int:
-    return sum([BLOCK + len(data) + -len(data) % BLOCK for _, data in members])
+    size = shard.size + 2 * BLOCK
+    for _, data in members:
+        size += BLOCK + len(data) + -len(data) % BLOCK
+    return size <= max_bytes or not shard.num_samples
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

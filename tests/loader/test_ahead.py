@@ -126,6 +126,84 @@ def test_shards_come_before_they_are_needed_and_no_more_than_said(
     assert none.traffic.downloads == 1
 
 
+@pytest.fixture
+def bridged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These shards count as large: those that take more than one request are met in a benchmark alone."""
+    monkeypatch.setattr("loader.indexed_tar_dataset.PART", PICTURE)
+
+
+def local_keys(tmp_path: Path, shards: int, samples: int, **options: Any) -> list[str]:
+    pack(str(tmp_path / "local"), shards, samples)
+    return keys(SampleDataset(str(tmp_path / "local"), decode=False, shuffle_size=40, **options))
+
+
+def test_the_first_batch_waits_for_no_download(
+    bridged: None, faulty: Place, faults: FaultProxy, make: Callable[..., SampleDataset], tmp_path: Path
+) -> None:
+    packed(faulty, 4, 32)
+    order = local_keys(tmp_path, 4, 32)
+    dataset = make(faulty, batch_size=16)
+    faults.reset(bandwidth=300_000)  # two seconds for a shard
+    samples = iter(dataset)
+    found = keys(itertools.islice(samples, 16))
+    assert dataset.traffic.downloads == 0, "they came by ranges"
+    faults.reset()
+    assert found + keys(samples) == order
+    traffic, size = dataset.traffic, int(dataset.table.sizes.sum())
+    assert traffic.downloads == 4
+    assert traffic.wanted == sum(
+        len(sample(int(key))[".jpg"]) + len(sample(int(key))[".txt"]) for key in found
+    )
+    assert traffic.fetched <= 1.02 * (size + traffic.wanted), "with the indexes"
+    assert dataset.remote is not None and not dataset.remote.bytes_ahead
+    assert wait_for(lambda: not shardflow_threads())
+    # Once a shard is here, it is read from its copy.
+    for _ in range(2):
+        wanted = dataset.traffic.wanted
+        dataset.set_epoch(dataset.epoch + 1)
+        assert len(keys(dataset)) == 128 and dataset.traffic.wanted == wanted
+
+
+@pytest.mark.parametrize(
+    "options", [{"lru_size": 1}, {"lru_size": 2, "prefetch": 4}, {"prefetch": 0}, {"on_bad": "substitute"}]
+)
+def test_bridges_change_no_order(
+    bridged: None, options: dict[str, Any], faulty: Place, faults: FaultProxy, make: Callable[..., SampleDataset],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    packed(faulty, 5, 12)
+    faults.reset(bandwidth=1_000_000)
+    dataset = make(faulty, batch_size=8, **options)
+    assert keys(dataset) == local_keys(tmp_path, 5, 12)
+    assert dataset.remote is not None and not dataset.remote.bytes_ahead
+
+
+def test_an_iteration_that_is_left_on_a_bridge(
+    bridged: None, faulty: Place, faults: FaultProxy, make: Callable[..., SampleDataset], tmp_path: Path
+) -> None:
+    packed(faulty, 4, 32)
+    dataset = make(faulty, batch_size=16)
+    faults.reset(bandwidth=300_000)
+    samples = iter(dataset)
+    next(samples)
+    del samples
+    assert wait_for(lambda: not shardflow_threads())
+    faults.reset()
+    assert keys(dataset) == local_keys(tmp_path, 4, 32)
+
+
+def test_a_shard_without_an_index_has_no_bridge(
+    bridged: None, faulty: Place, faults: FaultProxy, make: Callable[..., SampleDataset], tmp_path: Path
+) -> None:
+    packed(faulty, 2, 12)
+    for shard in range(2):
+        storage.remove(faulty.address(f"{shard:05d}.tar.index"), faulty.storage_options)
+    faults.reset(latency=0.02)
+    dataset = make(faulty, batch_size=8)
+    assert keys(dataset) == local_keys(tmp_path, 2, 12)
+    assert dataset.traffic.wanted == 0 and dataset.traffic.downloads == 2
+
+
 def test_batches_come_before_they_are_needed_and_no_more_than_said(
     faulty: Place, faults: FaultProxy, make: Callable[..., SampleDataset]
 ) -> None:
