@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Protocol
 
 import numpy as np
@@ -167,7 +167,8 @@ class Ahead:
 
     def _advance(self, place: int) -> None:
         """The stream is at `place`: have what comes next under way."""
-        self._next_look = place + self._unit
+        first, self._begun = not self._begun, True
+        self._next_look = place if first else place + self._unit
         wanted: list[int] = []
         while (
             len(self._opening) + len(wanted) < self._shards
@@ -175,15 +176,15 @@ class Ahead:
         ):
             if shard not in self.opened:
                 wanted.append(shard)
-        if not self._begun:
-            self._begun = True
+        if first:
             self._build(place, wanted)
         for shard in wanted:
             self._open(shard)
         if not (self._samples and (self._shards == 0 or self.remote.overflowing)):
             return
         self._planned = max(self._planned, place)
-        while self._planned < place + self._samples and 2 * self.remote.bytes_ahead < BYTES_AHEAD:
+        samples = min(self._unit, self._samples) if first else self._samples  # no more than is waited for
+        while self._planned < place + samples and 2 * self.remote.bytes_ahead < BYTES_AHEAD:
             positions = self._positions(self._planned, self._unit)
             if not len(positions):
                 return
@@ -211,8 +212,25 @@ class Ahead:
 
     def _open(self, shard: int) -> _Opening:
         opening = self._opening[shard] = _Opening()
-        opening.future = self.remote.background(opening.open, self.owner.open_shard, shard)
+        function = (
+            self._open_after(list(self._bridges.values()))
+            if shard in self._bridges
+            else self.owner.open_shard
+        )
+        opening.future = self.remote.background(opening.open, function, shard)
         return opening
+
+    def _open_after(self, bridges: list[_Bridge]) -> Callable[[int], IndexedTarSamples]:
+        """As the owner opens a shard, but not before the samples that come first are here: they are wanted now."""
+
+        def open_shard(shard: int) -> IndexedTarSamples:
+            for bridge in bridges:  # whose threads were begun before this one
+                with contextlib.suppress(CancelledError):
+                    bridge.future.exception()
+            self.remote.settle()
+            return self.owner.open_shard(shard)
+
+        return open_shard
 
     def _build(self, place: int, shards: list[int]) -> None:
         """Have the samples that come first fetched by ranges, of those shards that have to be downloaded."""

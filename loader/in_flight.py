@@ -5,11 +5,12 @@ Threads are made when they are first needed, in the process that needs them: a f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from loader.range_reads import read_ranges
@@ -137,6 +138,15 @@ class InFlight:
             found = own.coming.pop((tar, start), None)
             own.expected -= found.size if found is not None else 0
         return found
+
+    def settle(self) -> None:
+        """Wait until what is on its way now has come, or has failed."""
+        own = self._own
+        with own.lock:
+            bodies = {id(awaited.bodies): awaited.bodies for awaited in own.coming.values()}
+        for future in bodies.values():
+            with contextlib.suppress(CancelledError):
+                future.exception()
 
     def forget(self, bodies: Future[list[bytes]]) -> None:
         """What was to come with these bodies doesn't."""

@@ -314,8 +314,8 @@ class IndexedTarDataset(Resumable):
     def open_bridge(self, shard: int) -> IndexedTarSamples:
         """Open a shard to be read by ranges while it is downloaded; LookupError if its index would have to be made for that."""
         url, options = self.table.url(shard), self.table.storage_options(shard)
-        if self.remote is None or not self.remote.has_index(url, options):
-            raise LookupError(f"{url} has no index beside it")
+        if self.remote is not None:
+            self.remote.fetch_index(url, options)
         return self._opened(shard, "range")
 
     def lacking(self, shards: list[int]) -> dict[int, int]:

@@ -104,6 +104,13 @@ class ObstoreClient:
             return [_get(store, key, *ranges[0], self._version)]
         return list(sync(get_loop(), _gather, store, key, ranges, self._version, in_flight))
 
+    def whole(self) -> bytes:
+        import obstore
+
+        fs, path = self._filesystem()
+        bucket, key, _ = fs.split_path(path)
+        return bytes(obstore.get(_store(fs, bucket), key).bytes())
+
     def size(self) -> int:
         fs, path = self._filesystem()
         return int(fs.info(path)["size"])

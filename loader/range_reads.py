@@ -36,6 +36,9 @@ class RangeClient(Protocol):
     def read(self, ranges: Sequence[Range], in_flight: int) -> list[Any]:
         """A body, or the exception that came instead, for each range."""
 
+    def whole(self) -> bytes:
+        """The file, by one request."""
+
     def size(self) -> int:
         """How many bytes the file has."""
 
@@ -58,6 +61,10 @@ class FsspecClient:
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         found: list[Any] = fs.cat_ranges([path] * len(ranges), starts, ends, on_error="return", **more)
         return found
+
+    def whole(self) -> bytes:
+        fs, path = self._filesystem()
+        return bytes(fs.cat_file(path))
 
     def size(self) -> int:
         fs, path = self._filesystem()
@@ -262,6 +269,12 @@ def _client(address: str, storage_options: StorageOptions | None, version: str |
 
 
 # -- whole files
+
+
+def read_small(address: str, storage_options: StorageOptions | None = None) -> bytes:
+    """A file of a store by one request, which no other one compares: for what says itself whether it is whole."""
+    client = _client(address, storage_options, None)
+    return retrying.call("reading", address, storage_options, client.whole, client.renew)
 
 
 def read_in_order(

@@ -91,7 +91,9 @@ class Remote(InFlight):
             descriptor = self.cache.find(name + ".tar")
             if descriptor is None:
                 self.cache.prepare()
-                candidate = self._stored_index(address, options, how)
+                candidate = self._cached_index(name)
+                if candidate is None:
+                    candidate = self._stored_index(address, options, how)
                 try:
                     descriptor = self._download(address, options, stat, candidate)
                 except FileChanged:
@@ -144,10 +146,9 @@ class Remote(InFlight):
     def _is_cached(self, address: str, options: StorageOptions | None) -> bool:
         return self.cache.holds(_key(address, options, self._stat(address, options)) + ".tar")
 
-    def has_index(self, address: str, options: StorageOptions | None) -> bool:
-        """Whether a tar's index is at hand, or beside it."""
-        name = _key(address, options, self._stat(address, options)) + ".index"
-        return self.cache.holds(name) or storage.exists(index_path(address), options)
+    def fetch_index(self, address: str, options: StorageOptions | None) -> None:
+        """Have a tar's index in the cache; LookupError if it would have to be made."""
+        self._index(address, options, How(), self._stat(address, options), build=False)
 
     def _stat(self, address: str, options: StorageOptions | None) -> Stat:
         place = _place(address, options)
@@ -226,6 +227,7 @@ class Remote(InFlight):
         stat: Stat,
         buffer: Buffer | None = None,
         candidate: Index | None = None,
+        build: bool = True,
     ) -> Index:
         """The fresh index of a tar; without `buffer`, that is not on this machine.
 
@@ -237,6 +239,8 @@ class Remote(InFlight):
         def make() -> Index:
             index = candidate or self._stored_index(address, options, how)
             if index is None or not self._fresh(index, address, options, stat, buffer):
+                if not build:
+                    raise LookupError(f"{address} has no fresh index beside it")
                 index, _ = ensure_index(
                     address,
                     options,
@@ -262,13 +266,24 @@ class Remote(InFlight):
             for _ in range(2):
                 descriptor = self.cache.open(name, fill, self._own.closed.is_set)
                 with contextlib.suppress(BadIndex):
-                    index = Index(_mapped(descriptor, mmap.mmap), os.path.join(self.cache.folder, name))
+                    index = self._mapped_index(descriptor, name)
                     if how.grouping in ("auto", index.grouping):
                         return index
                 self.cache.remove(name)  # damaged, or grouped otherwise
         except (NoRoom, BadConfig) as error:
             logger.debug("the index of %s is kept in memory: %s", address, error)
         return made[-1] if made else make()
+
+    def _cached_index(self, name: str) -> Index | None:
+        """The index that the cache holds of the tar whose entries have that name."""
+        descriptor = self.cache.find(name + ".index")
+        if descriptor is not None:
+            with contextlib.suppress(BadIndex):
+                return self._mapped_index(descriptor, name + ".index")
+        return None
+
+    def _mapped_index(self, descriptor: int, name: str) -> Index:
+        return Index(_mapped(descriptor, mmap.mmap), os.path.join(self.cache.folder, name))
 
     def _stored_index(self, address: str, options: StorageOptions | None, how: How) -> Index | None:
         """The index beside a tar, whether it fits or not; None if there is none of ours, or it is to be kept elsewhere."""
@@ -290,7 +305,7 @@ class Remote(InFlight):
     def _whole(self, address: str, options: StorageOptions | None) -> bytes | None:
         """A small file; None if it isn't there."""
         try:
-            data = storage.read_bytes(address, options)
+            data = storage.read_small(address, options)
         except FileNotFoundError:
             return None
         self.traffic.add(requests=1, fetched=len(data))

@@ -20,14 +20,14 @@ from typing import Any, BinaryIO, TypeVar
 from loader import retrying, stores
 from loader.addresses import is_local, join, local_path, name, normalise, parent, protocol, relative
 from loader.publishing import publish, takes_conditions, version_of, write_bytes
-from loader.range_reads import AHEAD, Range, RemoteFile, read_in_order, read_ranges, read_whole
+from loader.range_reads import AHEAD, Range, RemoteFile, read_in_order, read_ranges, read_small, read_whole
 from loader.stores import StorageOptions, filesystem
 from loader.sweeping import sweep, sweep_uploads
 
 __all__ = [
     "AHEAD", "Range", "Stat", "StorageOptions", "exists", "expand", "filesystem", "is_dir", "is_local", "join", "list_files",
     "local_path", "name", "normalise", "open_read", "parent", "publish", "read_bytes", "read_in_order", "read_ranges",
-    "relative", "remove", "stat", "sweep", "sweep_uploads", "takes_conditions", "write_bytes",
+    "read_small",    "relative", "remove", "stat", "sweep", "sweep_uploads", "takes_conditions", "write_bytes",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -29,6 +29,9 @@ _OURS = ("client", "max_tries", "max_seconds")
 S3 = ("s3", "s3a")
 _POOL = 64  # connections that S3's client keeps open: no fewer than anything here has in flight
 
+# What botocore reads and parses for a client, the same for all: 100 ms of work. A forked child has its parent's.
+_descriptions: dict[str | None, Any] = {}
+
 # Dropped in a forked child, a parent's S3 client complains of its loop, which runs no more: all are kept.
 _kept: list[fsspec.AbstractFileSystem] = []
 
@@ -87,9 +90,26 @@ def filesystem(
         raise BadAddress(f"{address}: no way to open {protocol}:// ({error})") from error
     if protocol in S3:
         fs.retries = 1  # s3fs would try each of the client's tries five times
+        if fs.session is None:
+            fs.session = _session(fs.kwargs)
     if getattr(fs, "async_impl", False) and not any(fs is other for other in _kept):
         _kept.append(fs)
     return fs, cast(str, path)
+
+
+def _session(arguments: Mapping[str, Any]) -> Any:
+    """The session that s3fs would make of these, whose clients share what botocore knows of S3 with all others."""
+    from aiobotocore.session import AioSession
+    from botocore.loaders import create_loader
+
+    session = AioSession(**arguments)
+
+    def descriptions() -> Any:
+        path = session.get_config_variable("data_path")
+        return _descriptions.setdefault(path, create_loader(path))
+
+    session.lazy_register_component("data_loader", descriptions)
+    return session
 
 
 def renew(address: str, storage_options: StorageOptions | None, tries: int | None = None) -> None:
