@@ -58,6 +58,7 @@ class Race:
     aspects: Sequence[Aspect]
     limits: Sequence[Limit] = field(default_factory=tuple)
     before: Callable[[], None] | None = None  # called before each run
+    after: Callable[[], Report] | None = None  # called after each run: what it adds to the report
 
     def ask(self, rounds: int) -> list[Answer]:
         """One answer for each aspect."""
@@ -98,7 +99,8 @@ class Race:
     def _run(self, contender: Contender, check: bool) -> Report:
         if self.before is not None:
             self.before()
-        return call(contender, {**self.args, "check": check})
+        report = call(contender, {**self.args, "check": check})
+        return report if self.after is None else {**report, **self.after()}
 
     def _verify(self) -> dict[str, Report]:
         checked: dict[str, Report] = {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import corpora
 from harness import HERE, WORK, Contender, call
 from questions import Corpora, converted
 from races import Aspect, Race
@@ -25,6 +26,7 @@ WEBDATASET, LITDATA, MOSAIC = "webdataset", "LitData", "MosaicML"
 PEERS = (WEBDATASET, LITDATA, MOSAIC)
 LATENCIES = (0.0, 0.02)
 BATCH = 64
+PHOTOGRAPHS, SHARDS = 2500, 10  # the server reads far more from its disk for each range than it is asked for
 
 
 @cache
@@ -51,9 +53,9 @@ def _stored(data: Corpora) -> dict[str, Any]:
     from s3_server import BUCKET, KEY, SECRET
 
     server, _ = store()
-    photographs = data.photographs
+    photographs = data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS)
     args: dict[str, Any] = {
-        "tars": photographs.tars, "samples": photographs.samples, "shard": 125 if data.quick else 1000,
+        "tars": photographs.tars, "samples": photographs.samples, "bytes": photographs.jpeg_bytes, "shard": photographs.count // SHARDS,
         "batch": BATCH, "key": KEY, "secret": SECRET, "url": server.url, "ours": f"s3://{BUCKET}/open/ours",
         "decode": False,
     }  # fmt: skip
@@ -120,6 +122,30 @@ def _streams(args: dict[str, Any], latency: float) -> Race:
         )
     ]  # fmt: skip
     told = {**args, "workers": 2, "client": "auto", "url": proxy.url if latency else server.url}
+    title = f"From a store, {where}"
+    if not latency:
+        return Race(title, contenders, told, aspects, before=proxy.reset)
     return Race(
-        f"From a store, {where}", contenders, told, aspects, before=lambda: proxy.reset(latency=latency)
-    )
+        title, contenders, told, [*aspects, *_traffic(where)], before=lambda: proxy.reset(latency=latency),
+        after=lambda: _passed(proxy, args),
+    )  # fmt: skip
+
+
+def _traffic(where: str) -> list[Aspect]:
+    """What the proxy has counted."""
+    note = "Both epochs, counted before the server: a cached second one asks for little."
+    return [
+        Aspect(
+            f"remote {key} {where}", title, key, unit, lambda count: count, CACHE,
+            {RANGE: None, **dict.fromkeys(PEERS)}, note,
+        )
+        for key, title, unit in (
+            ("requests", "Requests to the store", "a sample"),
+            ("fetched", "Bytes from the store", "× the photographs"),
+        )
+    ]  # fmt: skip
+
+
+def _passed(proxy: Any, args: dict[str, Any]) -> dict[str, Any]:
+    stats = proxy.stats()
+    return {"requests": stats["requests"] / sum(args["samples"]), "fetched": stats["down"] / args["bytes"]}
