@@ -48,56 +48,60 @@ def store() -> tuple[Any, Any]:
     return server, proxy
 
 
-def _stored(data: Corpora) -> dict[str, Any]:
-    """Have the corpus in the store, in everybody's format; what contenders are told of it."""
+def _stored(photographs: corpora.Photographs, folder: str) -> dict[str, Any]:
+    """Have the corpus in the store, as shards of ours; what contenders are told of it."""
     from s3_server import BUCKET, KEY, SECRET
 
     server, _ = store()
-    photographs = data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS)
+    where = f"{BUCKET}/{folder}/ours"
     args: dict[str, Any] = {
-        "tars": photographs.tars, "samples": photographs.samples, "bytes": photographs.jpeg_bytes, "shard": photographs.count // SHARDS,
-        "batch": BATCH, "key": KEY, "secret": SECRET, "url": server.url, "ours": f"s3://{BUCKET}/open/ours",
-        "decode": False,
+        "tars": photographs.tars, "samples": photographs.samples, "bytes": photographs.jpeg_bytes,
+        "shard": photographs.count // SHARDS, "batch": BATCH, "key": KEY, "secret": SECRET, "url": server.url,
+        "ours": f"s3://{where}", "bucket": where, "decode": False,
     }  # fmt: skip
-    names = call(Contender("to the store", "ours_remote.py", "prepare"), args)["names"]
-    folders = converted("a", args)
-    import s3fs
-
-    fs = s3fs.S3FileSystem(**server.storage_options)
-    for peer, folder in folders.items():
-        fs.put(folder + "/", f"{BUCKET}/open/{peer}/", recursive=True)
-        args[peer] = f"s3://{BUCKET}/open/{peer}"
-    args["names"], args["bucket"] = names, f"{BUCKET}/open/ours"
+    args["names"] = call(Contender("to the store", "ours_remote.py", "prepare"), args)["names"]
     return args
 
 
+def _converted(args: dict[str, Any]) -> dict[str, Any]:
+    """The same in everybody's format."""
+    import s3fs
+    from s3_server import BUCKET
+
+    fs = s3fs.S3FileSystem(**store()[0].storage_options)
+    found = dict(args)
+    for peer, folder in converted("a", args).items():
+        fs.put(folder + "/", f"{BUCKET}/open/{peer}/", recursive=True)
+        found[peer] = f"s3://{BUCKET}/open/{peer}"
+    return found
+
+
 def remote_questions(data: Corpora) -> Sequence[Race]:
-    args = _stored(data)
-    return [_raw(args), *(_streams(args, latency) for latency in LATENCIES)]
+    some = data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS)
+    args = _converted(_stored(some, "open"))
+    whole = args if data.quick else _stored(data.photographs, "whole")
+    return [
+        _raw(CACHE, RAW, "cached", "raw_whole", 0.85, whole),
+        _raw(RANGE, RAW_RANGES, "ranged", "raw_ranges", 0.7, args),
+        *(_streams(args, latency) for latency in LATENCIES),
+    ]
 
 
 def _per_sample(seconds: float) -> float:
     return seconds * 1e6
 
 
-def _raw(args: dict[str, Any]) -> Race:
+def _raw(ours: str, raw: str, function: str, raw_function: str, target: float, args: dict[str, Any]) -> Race:
     """No workers, obstore on both sides, as many requests in flight."""
-    contenders = [
-        Contender(CACHE, "ours_remote.py", "cached"),
-        Contender(RANGE, "ours_remote.py", "ranged"),
-        Contender(RAW, "ours_remote.py", "raw_whole"),
-        Contender(RAW_RANGES, "ours_remote.py", "raw_ranges"),
-    ]
+    contenders = [Contender(ours, "ours_remote.py", function), Contender(raw, "ours_remote.py", raw_function)]
+    aspect = Aspect(
+        f"remote raw {function}", f"First epoch, no workers, 32 requests in flight, {ours}", "cold", "µs a sample", _per_sample,
+        ours, {raw: target},
+        "Against a program that reads the same bytes by the fastest client, and does nothing with them; "
+        f"{sum(args['samples']):,} photographs.",
+    )  # fmt: skip
     told = {**args, "workers": 0, "client": "obstore", "prefetch": 8}
-    aspects = [
-        Aspect(
-            f"remote raw {name}", f"First epoch, no workers, 32 requests in flight, {ours}", "cold", "µs a sample",
-            _per_sample, ours, {raw: target},
-            "Against a program that reads the same bytes by the fastest client, and does nothing with them.",
-        )
-        for name, ours, raw, target in (("cache", CACHE, RAW, 0.85), ("range", RANGE, RAW_RANGES, 0.7))
-    ]  # fmt: skip
-    return Race("From a store, raw", contenders, told, aspects)
+    return Race(f"From a store, raw, {ours}", contenders, told, [aspect])
 
 
 def _streams(args: dict[str, Any], latency: float) -> Race:

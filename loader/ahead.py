@@ -126,6 +126,7 @@ class Ahead:
         self._shards = shards
         batch = max(owner.batch_size, _SMALLEST)
         self._samples = batches * batch
+        self._most_ahead = BYTES_AHEAD // 2 // max(1, sample_size)
         self._unit = max(1, min(batch, BYTES_AHEAD // 4 // max(1, sample_size)))  # planned at a time
         self._next_look = self._planned = stream.consumed  # entries of the stream
         self._opening: dict[int, _Opening] = {}
@@ -238,7 +239,8 @@ class Ahead:
         if not lacking:
             return
         samples = sum(lacking.values()) // _BRIDGED // self.stream.world.num_workers
-        for shard, numbers in self._of_shards(self._positions(place, max(self._unit, samples))).items():
+        samples = max(self._unit, min(samples, self._most_ahead))
+        for shard, numbers in self._of_shards(self._positions(place, samples)).items():
             if shard in lacking:
                 bridge = self._bridges[shard] = _Bridge(len(numbers))
                 bridge.plan(numbers)
