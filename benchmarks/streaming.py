@@ -226,7 +226,7 @@ def overhead_questions(data: Corpora) -> list[Race]:
                     _per_sample,
                     OURS,
                     {},
-                    "Overhead: what it takes beyond one slice a member out of the same maps in the same order.",
+                    "Overhead: what it takes beyond reading each member in the same order, by the same call or out of the same maps.",
                 )
             ],
             [Limit("overhead", "overhead", 5e-6, 1e-6, "µs")],

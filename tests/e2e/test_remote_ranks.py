@@ -27,6 +27,7 @@ FORK = multiprocessing.get_context("fork")
 SHARDS, SAMPLES = 6, 20
 KILLED_AT = 4  # steps
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]

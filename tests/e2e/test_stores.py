@@ -28,6 +28,7 @@ from tasks.config import PackConfig
 from tasks.pack import pack
 
 COUNT = 40
+pytestmark = pytest.mark.slow
 
 
 def put_corpus(place: Place) -> None:

@@ -62,7 +62,7 @@ def click_submit(page: Any) -> str:
             with page.expect_request(re.compile("create_flow_run"), timeout=20_000) as request:
                 page.get_by_role("button", name="Submit").click()
             return str(request.value.url)
-        except PageTimeoutError:
+        except PageTimeoutError:  # noqa: PERF203 - three at most
             screenshot(page, "not-submitted")
     raise AssertionError("the form was not submitted; see the screenshot not-submitted")
 

@@ -18,6 +18,8 @@ from upping import Up, started, up_options, wait_for
 
 from flows import server
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_says_where_what_is(up: Up, place: Path) -> None:
     said = up.said()
