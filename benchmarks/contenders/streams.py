@@ -12,6 +12,7 @@ import gc
 import hashlib
 import io
 import json
+import contextlib
 import os
 import subprocess
 import sys
@@ -83,6 +84,9 @@ def _seconds(watch: Stopwatch) -> float:
     return watch.wall if watch.workers else watch.wall - watch.waited
 
 
+_ENDED = (FileNotFoundError, ProcessLookupError)  # a worker may, while it is looked at
+
+
 def tree_pss() -> int:
     """Bytes that this process and all below it hold, pages that n processes share counted as 1/n each."""
     return sum(_pss(process) for process in _tree(os.getpid()))
@@ -90,15 +94,18 @@ def tree_pss() -> int:
 
 def _tree(process: int) -> Iterator[int]:
     yield process
-    for thread in os.listdir(f"/proc/{process}/task"):
-        with open(f"/proc/{process}/task/{thread}/children") as file:
-            for child in file.read().split():
+    with contextlib.suppress(*_ENDED):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                children = file.read().split()
+            for child in children:
                 yield from _tree(int(child))
 
 
 def _pss(process: int) -> int:
-    with open(f"/proc/{process}/smaps_rollup") as file:
+    with contextlib.suppress(*_ENDED), open(f"/proc/{process}/smaps_rollup") as file:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    return 0
 
 
 # -- checks
