@@ -8,11 +8,11 @@ processes. With ``check`` it does the whole epoch instead, and tells what came.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import gc
 import hashlib
 import io
 import json
-import contextlib
 import os
 import subprocess
 import sys
