@@ -78,12 +78,13 @@ def _converted(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def remote_questions(data: Corpora) -> Sequence[Race]:
-    whole = _converted(_stored(data.photographs, "open"))
-    some = whole if data.quick else _stored(corpora.photographs(PHOTOGRAPHS), "some")
+    some = _stored(data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS), "some")
+    whole = some if data.quick else _stored(data.photographs, "whole")
+    all_formats = _converted(some)
     return [
         _raw(CACHE, RAW, "cached", "raw_whole", 0.85, whole),
         _raw(RANGE, RAW_RANGES, "ranged", "raw_ranges", 0.7, some),
-        *(_streams(whole, latency) for latency in LATENCIES),
+        *(_streams(all_formats, latency) for latency in LATENCIES),
     ]
 
 
@@ -109,6 +110,7 @@ def _streams(args: dict[str, Any], latency: float) -> Race:
     where = f"{latency * 1000:.0f} ms"
     contenders = [
         Contender(CACHE, "ours_remote.py", "cached"),
+        Contender(RANGE, "ours_remote.py", "ranged"),
         Contender(WEBDATASET, "peers_remote.py", "stream_webdataset"),
         Contender(LITDATA, "peers_remote.py", "stream_litdata"),
         Contender(MOSAIC, "peers_remote.py", "stream_mosaic"),
@@ -116,7 +118,7 @@ def _streams(args: dict[str, Any], latency: float) -> Race:
     aspects = [
         Aspect(
             f"remote {kind} {where}", f"{title}, 2 workers, {where} a request", key, unit, scale, CACHE,
-            dict.fromkeys(PEERS, 1.0),
+            {RANGE: None, **dict.fromkeys(PEERS, 1.0)},
         )
         for kind, title, key, unit, scale in (
             ("first", "From construction to the first batch, nothing cached", "first", "ms", lambda s: s * 1e3),
@@ -140,7 +142,7 @@ def _traffic(where: str) -> list[Aspect]:
     return [
         Aspect(
             f"remote {key} {where}", title, key, unit, lambda count: count, CACHE,
-            dict.fromkeys(PEERS), note,
+            {RANGE: None, **dict.fromkeys(PEERS)}, note,
         )
         for key, title, unit in (
             ("requests", "Requests to the store", "a sample"),
