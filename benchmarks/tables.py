@@ -248,6 +248,7 @@ def main() -> int:
         stale = [path for path, (is_now, should_be) in pages().items() if is_now != should_be]
     else:
         stale = []
+        report.write_page(report.RESULTS)
         for path in update():
             print("written:", os.path.relpath(path, ROOT))
     for path in stale:
