@@ -1,6 +1,7 @@
 """For all tests: a real S3 server, and a proxy before it that makes it fail.
 
-In CI, hypothesis draws the same examples each time, so that a run says something about the change.
+In CI, hypothesis draws the same examples each time, so that a run says something about the change; and a machine that
+stalls while it draws them is no fault of a test's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 from fault_proxy import FaultProxy
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from s3_server import Place, S3Server
 from s3_server import s3_server as started
 
-settings.register_profile("ci", derandomize=True)
+settings.register_profile("ci", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
