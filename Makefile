@@ -54,7 +54,7 @@ demo: $(VENV)/.demo
 # The tests of one file stay together: those that need a server share it. Real servers, browsers and kills on a machine that
 # stalls: a test that fails is tried once more, and the summary names it. One that is named there often is a defect.
 test: lint $(VENV)/.system
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 1 -r R
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --reruns 1 --reruns-delay 1 -r R
 
 test-quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not slow'

@@ -7,7 +7,6 @@ stalls while it draws them is no fault of a test's.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -19,12 +18,6 @@ from s3_server import s3_server as started
 settings.register_profile("ci", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: a process that begins one at the end of a run lets the others wait for it."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")
