@@ -78,8 +78,8 @@ def _converted(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def remote_questions(data: Corpora) -> Sequence[Race]:
-    some = _stored(data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS), "some")
-    whole = some if data.quick else _stored(data.photographs, "whole")
+    some = _stored(data.photographs if data.quick else corpora.photographs(PHOTOGRAPHS), "open/some")
+    whole = some if data.quick else _stored(data.photographs, "open/whole")
     all_formats = _converted(some)
     return [
         _raw(CACHE, RAW, "cached", "raw_whole", 0.85, whole),

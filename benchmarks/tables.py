@@ -86,6 +86,11 @@ DECODE = (
     ('`images="array"`, no workers', "decode 0 array"),
     ('`images="array"`, 2 workers', "decode 2 array"),
 )
+REMOTE = tuple(
+    (f"{head}, {where}", f"remote {kind} {where}")
+    for where in ("0 ms", "20 ms")
+    for head, kind in (("first batch", "first"), ("first epoch", "cold"), ("second epoch", "cached"))
+)
 COLD = (
     ("no workers", "cold stream 0"),
     ("2 workers", "cold stream 2"),
@@ -103,10 +108,15 @@ def packed_and_read(results: Results) -> Iterator[str]:
     yield from table(("ours against", "A", "B"), rows)
 
 
-def by_peer(results: Results, columns: Sequence[tuple[str, str]], shards: str | None = None) -> Iterator[str]:
+def by_peer(
+    results: Results,
+    columns: Sequence[tuple[str, str]],
+    shards: str | None = None,
+    peers: Sequence[str] = PEERS,
+) -> Iterator[str]:
     """A row a peer, a column an answer; `shards`: the answer whose titles say how many shards a batch touches."""
     rows = []
-    for peer in PEERS:
+    for peer in peers:
         cells = [results.ratio(answer, peer) for _, answer in columns]
         if shards is not None:
             cell = results.cell(shards, peer)
@@ -194,6 +204,7 @@ BLOCKS: dict[str, Callable[[Results], Iterator[str]]] = {
     "stream-A": streams("A"),
     "stream-B": streams("B"),
     "cold": lambda results: by_peer(results, COLD),
+    "remote": lambda results: by_peer(results, REMOTE, peers=("webdataset", "MosaicML", "LitData")),
     "decode": lambda results: by_peer(results, DECODE),
     "resume": resume,
     "profile": profile,
