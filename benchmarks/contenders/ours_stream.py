@@ -147,7 +147,9 @@ def overhead(args: Args) -> Report:
     with Stopwatch() as whole:
         count = sum(len(batch) for batch in loader)
     places = [sample for batch in _loader(args, Places(_source(args)), same) for sample in batch]
-    with Stopwatch() as bare:
+
+    def bytes_alone() -> Iterator[list[list[bytes]]]:
+        """Batches, of which a loop holds one while the next is made, as it holds ours."""
         for start in range(0, count, args["batch"]):
             batch = []
             for place, spans in places[start : start + args["batch"]]:
@@ -155,6 +157,10 @@ def overhead(args: Args) -> Report:
                     batch.append([os.pread(place, last - first, first) for first, last in spans])
                 else:
                     batch.append([place[first:last] for first, last in spans])
+            yield batch
+
+    with Stopwatch() as bare:
+        count = sum(len(batch) for batch in bytes_alone())
     seconds = {name: (watch.wall - watch.waited) / count for name, watch in (("ours", whole), ("bare", bare))}
     return whole.report(overhead=seconds["ours"] - seconds["bare"], check={"count": count}, **seconds)
 
