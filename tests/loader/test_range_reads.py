@@ -53,10 +53,10 @@ def test_many_are_in_flight(faulty: Place, s3: Place, faults: FaultProxy, client
     ranges = [(at, at + 100) for at in range(0, 100_000, 1000)]
     faults.reset(latency=0.05)
     read_ranges(address, ranges, options, version=version)
-    assert faults.stats()["most_at_once"] == 32 and faults.stats()["requests"] == 100
+    assert 24 <= faults.stats()["most_at_once"] <= 32 and faults.stats()["requests"] == 100
     faults.reset(latency=0.05)
     read_ranges(address, ranges[:20], options, in_flight=5, version=version)
-    assert faults.stats()["most_at_once"] == 5
+    assert 4 <= faults.stats()["most_at_once"] <= 5
     faults.reset()
     read_ranges(address, ranges, options, max_gap=900, version=version)
     assert faults.stats()["requests"] == 1 and faults.stats()["down"] == 99_100
