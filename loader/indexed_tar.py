@@ -105,7 +105,7 @@ class IndexedTar(Closing):
             "verify": verify,
         }
         self._verify = verify
-        self._file: OpenFile | RangeReader | None = None
+        self._file: _File | RangeReader | None = None
         self._buffer: bytes | mmap.mmap | None = None
         self._own_remote: Remote | None = None
         how = How(index_root, grouping, require_end)
@@ -174,7 +174,7 @@ class IndexedTar(Closing):
         buffer.file = file.fileno()
         opened.callback(setattr, buffer, "file", None)
         if self.backend == "read":
-            self._file = OpenFile(self.path, os.dup(file.fileno()))
+            self._file = _File(self.path, os.dup(file.fileno()))
         return buffer
 
     def _open_remote(
@@ -266,10 +266,6 @@ class IndexedTar(Closing):
             return None
         return memoryview(self.buffer) if view else self._buffer
 
-    def file(self) -> OpenFile | None:
-        """What members may be read from, without a check of each, and stays open as long as it is held; None: go by `read`."""
-        return self._file if isinstance(self._file, OpenFile) and not self._verify else None
-
     def expect(self, members: Iterable[int]) -> None:
         """These members will be read soon, each once: where it is read by ranges, start to fetch them."""
         if isinstance(self._file, RangeReader):
@@ -338,7 +334,7 @@ class IndexedTar(Closing):
             self._own_remote.close()
 
 
-class OpenFile:
+class _File:
     """The descriptor of an open file, closed when it is let go. Threads may share one, and it works after a fork."""
 
     def __init__(self, path: str, number: int) -> None:

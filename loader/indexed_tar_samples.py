@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from os import pread
 from typing import Any, BinaryIO, overload
 
 from loader.data_handler import Handler, handler_for, make_handlers
@@ -169,8 +168,7 @@ class IndexedTarSamples(Closing):
             "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
         }
         buffer = self.tar.plain(self.views and not decode)
-        file = self.tar.file() if buffer is None else None
-        if buffer is None and file is None:
+        if buffer is None:
             self.prefetch([i])
         lists: tuple[str, ...] = ()
         for member in range(first, last):
@@ -181,13 +179,9 @@ class IndexedTarSamples(Closing):
             if entry is None:
                 continue
             extension, handler = entry
-            start, size = offsets[member], sizes[member]
-            stop = start + size
-            value: Any
-            if buffer is not None and stop <= end:
-                value = buffer[start:stop]
-            elif file is None or stop > end or len(value := pread(file.number, size, start)) != size:
-                value = self.tar.read(member)
+            start = offsets[member]
+            stop = start + sizes[member]
+            value: Any = self.tar.read(member) if buffer is None or stop > end else buffer[start:stop]
             if decode:
                 value = self._decode(handler, value, i, member)
             if extension not in sample:
