@@ -47,9 +47,8 @@ class _Process:
             of_thread.process = own
 
         self.requests = ThreadPoolExecutor(at_once, "shardflow-request", begin)
-        self.parts = ThreadPoolExecutor(
-            at_once, "shardflow-part", begin
-        )  # of downloads: no member waits behind them
+        # Of downloads: no member waits behind them.
+        self.parts = ThreadPoolExecutor(at_once, "shardflow-part", begin)
         self.opening = ThreadPoolExecutor(_OPENING, "shardflow-open", begin)
         self.coming: dict[tuple[str, int], Awaited] = {}
         self.expected = 0

@@ -27,7 +27,7 @@ from loader.sweeping import sweep, sweep_uploads
 __all__ = [
     "AHEAD", "Range", "Stat", "StorageOptions", "exists", "expand", "filesystem", "is_dir", "is_local", "join", "list_files",
     "local_path", "name", "normalise", "open_read", "parent", "publish", "read_bytes", "read_in_order", "read_ranges",
-    "read_small",    "relative", "remove", "stat", "sweep", "sweep_uploads", "takes_conditions", "write_bytes",
+    "read_small", "relative", "remove", "stat", "sweep", "sweep_uploads", "takes_conditions", "write_bytes",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -33,9 +33,8 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 # Frames by which a JPEG gives its size: all SOFn but those that are something else (DHT, JPG, DAC).
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 _BARE = frozenset((0xFF, 0x01, *range(0xD0, 0xD9)))  # padding, and markers that carry nothing
-_TELLING = frozenset(
-    (*_FRAMES, *_BARE, 0xD9, 0xDA, 0xE1)
-)  # all others are passed over: tables, comments, profiles
+# All others are passed over: tables, comments, profiles.
+_TELLING = frozenset((*_FRAMES, *_BARE, 0xD9, 0xDA, 0xE1))
 _HEIGHT_AND_WIDTH = struct.Struct(">HH").unpack_from
 _MOST_MARKERS = 1 << 16  # 4 GiB of metadata in segments of the usual size
 _MOST_CHUNKS = 1000  # before the pixels of a PNG, or in a WebP, that are looked through for EXIF
