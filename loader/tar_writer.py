@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import BinaryIO
 
 from loader.checksums import adler32
@@ -17,7 +17,8 @@ from loader.tar import BLOCK
 
 END = bytes(2 * BLOCK)  # closes an archive
 _OCTAL_LIMIT = 8**11
-_FLUSH = 1 << 21  # bytes collected before they are written: handing them to another thread costs each time
+_FLUSH = 1 << 18  # bytes collected before a local file is given them, while they are in the processor's cache
+_FLUSH_AWAY = 1 << 21  # and any other file: handing them to another thread costs each time
 _MOST_PIECES = 1000  # and pieces: one call takes 1,024
 _WAITING = 2  # collections that wait to be written
 _START_DISK = 8 << 20  # bytes written before the disk is told to begin
@@ -86,20 +87,24 @@ class TarWriter:
     """Append members to a binary file object; tells where each payload went, and the sum of all bytes.
 
     `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
-    `first_block` and `last_header` are what an index remembers of it. After the first pieces, writing is done by a
-    thread of its own, while the next members are made. Memory: six MiB, and the members at hand, which are kept
-    until they are written. `close` writes the end of the archive and leaves the file open; `abort` ends the thread
-    and gives up. Errors of the file are raised by a later `add`, and by `close` in any case.
+    `first_block` and `last_header` are what an index remembers of it. A local file is written in between: the kernel
+    takes the bytes from the processor's cache, where another thread would fetch them from memory again. Any other
+    file is written by a thread of its own, after the first pieces, while the next members are made. Memory: at most
+    six MiB, and the members at hand, which are kept until they are written. `close` writes the end of the archive
+    and leaves the file open; `abort` ends the thread and gives up. Errors of the file are raised by a later `add`, and
+    by `close` in any case.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._descriptor = _descriptor(file)
+        self._flush = _FLUSH_AWAY if self._descriptor is None else _FLUSH
         self._pending: list[bytes] = []  # headers and payloads as they are: nothing is copied together
         self._bytes = 0  # in them
         self._padding = b""  # of the last member; goes with the next header
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: deque[Future[None]] = deque()
+        self._failure: BaseException | None = None  # of a write: a hole can't be closed
         self._written = self._started = 0  # bytes that the file has, and that the disk was told of
         self.size = 0
         self.checksum = 1  # adler32 of nothing
@@ -121,24 +126,35 @@ class TarWriter:
         self.size = offset + size + len(self._padding)
         self._pending += (lead, payload)
         self._bytes += len(lead) + size
-        if self._bytes >= _FLUSH or len(self._pending) >= _MOST_PIECES:
+        if self._bytes >= self._flush or len(self._pending) >= _MOST_PIECES:
             self._hand_over()
         return offset
 
     def _hand_over(self) -> None:
-        if self._thread is None:
+        if self._thread is None and self._descriptor is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
         self._settle(_WAITING - 1)
         pending, self._pending, self._bytes = self._pending, [], 0
-        self._under_way.append(self._thread.submit(self._write, pending))
+        if self._thread is None:
+            self._write(pending)
+        else:
+            self._under_way.append(self._thread.submit(self._write, pending))
 
     def _settle(self, most: int) -> None:
-        """Wait until at most so many writes are under way. One that failed stays first: a hole can't be closed."""
+        """Wait until at most so many writes are under way."""
         while len(self._under_way) > most:
-            self._under_way[0].result()
-            self._under_way.popleft()
+            wait([self._under_way.popleft()])
+        if self._failure is not None:
+            raise self._failure
 
     def _write(self, pieces: list[bytes]) -> None:
+        try:
+            self._write_all(pieces)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _write_all(self, pieces: list[bytes]) -> None:
         descriptor, total = self._descriptor, sum(map(len, pieces))
         written = 0 if descriptor is None else os.writev(descriptor, pieces)
         if written < total:  # an unbuffered file may take less than it was given

@@ -14,6 +14,9 @@ from loader.errors import BadSample
 
 MAX_PICTURE = 256 << 20  # bytes; a larger file costs its row, not the memory of a worker
 _TRIES = 3
+_READ = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+)  # not blocking: a named pipe would wait for a writer for ever
 _NO_FAULT_OF_THE_ROW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError)
 NO_STAMP = b"-"
@@ -36,8 +39,7 @@ def is_remote(place: str) -> bool:
 def read_local(path: str) -> tuple[bytes, bytes]:
     """A local picture's bytes and its `stamp`; BadSample if it can't be read."""
     try:
-        # Not blocking: opening a named pipe would wait for a writer for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, _READ)
         try:
             status = os.fstat(descriptor)
             size = status.st_size

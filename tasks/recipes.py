@@ -28,7 +28,9 @@ _PLACEHOLDER = re.compile(r"<image_([0-9]+)>")
 _CAPTIONS = ("caption", "text")
 _OTHER_TEXTS = frozenset((*_CAPTIONS, "description", "instruction", "prompt"))
 _OTHER_ENDINGS = ("_caption", "_description", "_instruction", "_prompt", "_text")
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ENCODE = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+).encode
 _SHOWN = 60  # characters of a wrong value in a message
 
 
@@ -89,6 +91,8 @@ def default(raw: dict[str, Any]) -> Record:
         caption = _text(raw, used[0])
         if not caption.strip():
             raise BadSample(f"{used[0]} is empty, and there is no picture: nothing to train on")
+    if len(raw) == len(used) < 3:  # nothing else is there: the most frequent case by far
+        return Record(caption, addresses)
     if others := sorted({"image", "images", "input_image", "output_image"} & raw.keys() - set(used)):
         raise BadSample(f"{used[0]} and {others[0]} in one record: which pictures are meant?")
 

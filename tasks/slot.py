@@ -240,7 +240,8 @@ class _Builder:
                     self._note(draft, draft.stage, draft.reason)
                 if members and self._is_wanted(draft, members):
                     self._last = draft
-                    if self.note.outcomes:
+                    outcomes = self.note.outcomes
+                    if outcomes.count(AS_IS) != len(outcomes):
                         self._record(draft.row.number)
                     yield draft.key, members
 
@@ -273,14 +274,12 @@ class _Builder:
             self._note(self._last, "write", reason)
 
     def _record(self, number: int) -> None:
-        """What was done to the pictures of that row, if anything was."""
-        outcome = SEPARATOR.join(self.note.outcomes)
-        if self.note.outcome != AS_IS:
-            ranges = self._outcomes.setdefault(outcome, [])
-            if ranges and ranges[-1][1] == number - 1:
-                ranges[-1][1] = number
-            else:
-                ranges.append([number, number])
+        """That something was done to the pictures of that row, and what."""
+        ranges = self._outcomes.setdefault(SEPARATOR.join(self.note.outcomes), [])
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
 
     def manifest(self, shards: list[PackedShard]) -> Manifest:
         """What has become of the slot, after its last sample."""

@@ -9,12 +9,19 @@ from collections.abc import Generator, Iterator
 from json.decoder import JSONDecodeError
 from typing import Any, BinaryIO, NoReturn, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from loader.errors import BadConfig
 from tasks.config import PackConfig
 from tasks.sources import base
 from tasks.sources.base import Found, Place, Segment, SourceFile, StreamReader, open_text
 
 _CHUNK = 4 << 20
+_BLOCK = 1 << 20  # bytes in which lines are looked for at a time
+_AT_ONCE = 1000  # lines that are objects at a time
+_NEWLINE = ord("\n")
+_INK = np.array([not bytes((byte,)).isspace() for byte in range(256)])
 _SPACE = re.compile(r"[ \t\r\n]*")
 # For finding ends only: lenient, and blind to how large a number is. Text is latin-1, a character for each byte,
 # so that places in it are byte offsets; no byte of a multi-byte UTF-8 character looks like structure.
@@ -67,10 +74,33 @@ class LinesReader(StreamReader):
 
     def places(self) -> Iterator[Place]:
         """Lines that aren't blank."""
+        for lines in self._tables():
+            for at in range(0, lines.shape[1], _AT_ONCE):
+                yield from map(Place._make, lines[:, at : at + _AT_ONCE].T.tolist())
+
+    def segments(self, first: int, most: int) -> Iterator[Segment]:
+        """All rows in segments, cut as `places` would be, without a look at each."""
+        start = end = first_row = count = 0
+        room = first
+        for lines in self._tables():
+            at = 0
+            while at < lines.shape[1]:
+                taken = lines[:, at : at + room - count]
+                if not count:
+                    start, first_row = int(taken[0, 0]), int(taken[2, 0])
+                end = int(taken[1, -1])
+                count += taken.shape[1]
+                at += taken.shape[1]
+                if count == room:
+                    yield Segment(self.file, start, end, first_row, count)
+                    count, room = 0, most
+        if count:
+            yield Segment(self.file, start, end, first_row, count)
+
+    def _tables(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Begins, ends and numbers of lines that aren't blank, many at a time."""
         self._stream.seek(self._start)
-        for row, (begin, end, line) in enumerate(_lines(self._stream, self._start, self.file.size), 1):
-            if not line.isspace():
-                yield Place(begin, end, row)
+        return _line_table(self._stream, self._start, self.file.size)
 
     def read(self, segment: Segment, light: bool = False) -> Iterator[Found]:
         """From the range alone."""
@@ -91,6 +121,10 @@ class ListReader(LinesReader):
         for row, (begin, text) in enumerate(elements.document(), 1):
             yield Place(begin, begin + len(text), row)
 
+    def segments(self, first: int, most: int) -> Iterator[Segment]:
+        """By its places."""
+        return base.cut(self.places(), self.file, first, most)
+
     def read(self, segment: Segment, light: bool = False) -> Iterator[Found]:
         """From the range alone."""
         self._stream.seek(segment.start)
@@ -98,6 +132,30 @@ class ListReader(LinesReader):
         for row, (_, text) in enumerate(elements.listed(0), segment.first_row):
             data = text.encode("latin-1")
             yield Found(row, data, *parse(data))
+
+
+def _line_table(stream: BinaryIO, at: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Three rows: first byte, byte after the last, and number from 1, of each line that isn't blank; many at a time."""
+    begin, inked, row = at, False, 1  # of the line that a chunk before has begun
+    while at < end and (chunk := stream.read(min(_BLOCK, end - at))):
+        text = np.frombuffer(chunk, np.uint8)
+        ends = np.flatnonzero(text == _NEWLINE) + 1
+        at += len(chunk)
+        begins = np.concatenate(([0], ends))
+        ink = np.logical_or.reduceat(_INK[text], begins[: len(ends) + (begins[-1] < len(text))])
+        ink[:1] |= inked
+        whole = len(ends)
+        lines = np.stack(
+            (begins[:whole] + at - len(chunk), ends + at - len(chunk), np.arange(row, row + whole))
+        )
+        if whole:
+            lines[0, 0] = begin
+            begin, inked = int(lines[1, -1]), False
+            yield lines[:, ink[:whole]]
+        row += whole
+        inked |= bool(ink[whole:].any())
+    if inked:
+        yield np.array([[begin], [at], [row]])
 
 
 def _lines(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[int, int, bytes]]:

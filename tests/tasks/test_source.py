@@ -216,6 +216,30 @@ def test_any_records_in_any_spelling_through_any_window(
             assert records(job(f"memory://source/{name}", most)) == values
 
 
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.sampled_from([b"{}", b"x", b" ", b"\r", b"\n", b"\t\x0b", b"\n\n", b"\xc2\xa0"]), max_size=40).map(b"".join),
+    st.integers(1, 9), st.integers(1, 5), st.integers(1, 5),
+)  # fmt: skip
+def test_lines_that_are_not_blank_are_the_rows(data: bytes, chunk: int, first: int, most: int) -> None:
+    lines, at = [], 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        end = min(at + len(line) + 1, len(data))
+        if line and not line.isspace():
+            lines.append(base.Place(at, end, number))
+        at = end
+    fsspec.filesystem("memory").pipe_file("/source/c.jsonl", data)
+    config = job("memory://source/c.jsonl", 2)
+    file = base.described(config.source, config, "jsonl")
+    with pytest.MonkeyPatch.context() as patch, json_rows.LinesReader(file, config) as reader:
+        patch.setattr(json_rows, "_BLOCK", chunk)
+        assert list(reader.places()) == lines
+        segments = list(reader.segments(first, most))
+        assert segments == list(base.cut(lines, file, first, most))
+        found = [row.data for segment in segments for row in reader.read(segment)]
+    assert found == [data[place.start : place.end] for place in lines]
+
+
 @settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=60) | st.text('[]{}",:1\\u \n-Ie', max_size=40).map(str.encode), st.integers(1, 40))
 def test_any_bytes_give_rows_or_one_clear_error(data: bytes, chunk: int) -> None:
