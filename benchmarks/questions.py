@@ -198,6 +198,7 @@ def pack_questions(data: Corpora) -> list[Question]:
                 "members": photographs.members,
                 "jpegs": photographs.jpegs,
                 "out": out,
+                "writes": photographs.jpeg_bytes * 11 // 10,
             },
             limits=[("peak memory of ours", "peak", 100e6)],
             note="All write to the same disk; ours flushes each shard to it before publishing, the others don't.",

@@ -58,7 +58,7 @@ def _stored(photographs: corpora.Photographs, folder: str) -> dict[str, Any]:
     args: dict[str, Any] = {
         "tars": photographs.tars, "samples": photographs.samples, "bytes": photographs.jpeg_bytes,
         "shard": photographs.count // SHARDS, "batch": BATCH, "key": KEY, "secret": SECRET, "url": server.url,
-        "ours": f"s3://{where}", "bucket": where, "decode": False,
+        "ours": f"s3://{where}", "bucket": where, "decode": False, "writes": photographs.jpeg_bytes * 11 // 10,
     }  # fmt: skip
     args["names"] = call(Contender("to the store", "ours_remote.py", "prepare"), args)["names"]
     return args

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from loader.range_reads import read_ranges
+from loader.range_reads import Body, read_body, read_ranges
 from loader.storage import StorageOptions
 from loader.traffic import Traffic
 
@@ -105,6 +105,11 @@ class InFlight:
         """Byte ranges of that version of a file, as soon as all are here: a request each."""
         self.traffic.add(requests=len(ranges), fetched=sum(end - start for start, end in ranges))
         return read_ranges(address, ranges, options, in_flight=self.at_once, version=version or None)
+
+    def fetch_part(self, address: str, options: StorageOptions | None, part: Span, version: str) -> Body:
+        """One large range of that version of a file, by one request, as the client has it."""
+        self.traffic.add(requests=1, fetched=part[1] - part[0])
+        return read_body(address, *part, options, version or None)
 
     def get(
         self, address: str, options: StorageOptions | None, ranges: Sequence[Span], version: str

@@ -201,7 +201,7 @@ class Remote(InFlight):
             if closed.is_set():
                 raise InterruptedError(f"{address}: no longer wanted")
             asked = start, min(start + PART, stat.size)
-            data = self.fetch(address, options, [asked], stat.version)[0]
+            data = self.fetch_part(address, options, asked, stat.version)
             partial.write(data, start)
             return adler32(data), len(data)
 

@@ -17,8 +17,8 @@ from loader.tar import BLOCK
 
 END = bytes(2 * BLOCK)  # closes an archive
 _OCTAL_LIMIT = 8**11
-_FLUSH = 1 << 18  # bytes collected before a local file is given them, while they are in the processor's cache
-_FLUSH_AWAY = 1 << 21  # and any other file: handing them to another thread costs each time
+_FLUSH = 1 << 18  # bytes collected before they are written, while they are in the processor's cache
+_FLUSH_BEHIND = 1 << 21  # and where another thread writes them: handing them over costs each time
 _MOST_PIECES = 1000  # and pieces: one call takes 1,024
 _WAITING = 2  # collections that wait to be written
 _START_DISK = 8 << 20  # bytes written before the disk is told to begin
@@ -87,18 +87,20 @@ class TarWriter:
     """Append members to a binary file object; tells where each payload went, and the sum of all bytes.
 
     `size` is the number of bytes so far, `checksum` (after `close`) the adler32 of the whole archive;
-    `first_block` and `last_header` are what an index remembers of it. A local file is written in between: the kernel
-    takes the bytes from the processor's cache, where another thread would fetch them from memory again. Any other
-    file is written by a thread of its own, after the first pieces, while the next members are made. Memory: at most
-    six MiB, and the members at hand, which are kept until they are written. `close` writes the end of the archive
-    and leaves the file open; `abort` ends the thread and gives up. Errors of the file are raised by a later `add`, and
-    by `close` in any case.
+    `first_block` and `last_header` are what an index remembers of it. Memory: at most six MiB, and the members at
+    hand, which are kept until they are written. `close` writes the end of the archive and leaves the file open;
+    `abort` ends the thread and gives up. Errors of the file are raised by a later `add`, and by `close` in any case.
+
+    `behind`: after the first pieces, a thread writes, while the next members are made. That takes less time where a
+    core is idle, and more of the processor, which fetches the bytes from memory once more. A file that isn't local is
+    always written so.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, behind: bool = True) -> None:
         self._file = file
         self._descriptor = _descriptor(file)
-        self._flush = _FLUSH_AWAY if self._descriptor is None else _FLUSH
+        self._behind = behind or self._descriptor is None
+        self._flush = _FLUSH_BEHIND if self._behind else _FLUSH
         self._pending: list[bytes] = []  # headers and payloads as they are: nothing is copied together
         self._bytes = 0  # in them
         self._padding = b""  # of the last member; goes with the next header
@@ -131,13 +133,13 @@ class TarWriter:
         return offset
 
     def _hand_over(self) -> None:
-        if self._thread is None and self._descriptor is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
         self._settle(_WAITING - 1)
         pending, self._pending, self._bytes = self._pending, [], 0
-        if self._thread is None:
+        if not self._behind:
             self._write(pending)
         else:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
             self._under_way.append(self._thread.submit(self._write, pending))
 
     def _settle(self, most: int) -> None:

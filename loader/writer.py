@@ -46,15 +46,17 @@ class Shard:
     """One tar in the writing. `add` samples, then leave the context: tar first, index after it.
 
     Nothing carries its final name before it is whole; an exception inside the context leaves nothing behind.
-    Raises ValueError for a sample that could not be read back as it was given (see `add`).
+    Raises ValueError for a sample that could not be read back as it was given (see `add`). `behind`: see `TarWriter`.
     """
 
-    def __init__(self, address: str, storage_options: StorageOptions | None = None) -> None:
+    def __init__(
+        self, address: str, storage_options: StorageOptions | None = None, behind: bool = True
+    ) -> None:
         self.address = storage.normalise(address)
         self._options = storage_options
         self._stack = contextlib.ExitStack()
         file: BinaryIO = self._stack.enter_context(storage.publish(self.address, storage_options))
-        self._tar = TarWriter(file)
+        self._tar = TarWriter(file, behind)
         self._entries = Entries()
         self._names: list[str] = []
         self._order: list[int] = []

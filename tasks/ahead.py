@@ -53,6 +53,11 @@ def threads(config: PackConfig, shards: int) -> int:
     return max(1, most // min(most, shards)) if shards else 1
 
 
+def idle(config: PackConfig, shards: int) -> bool:
+    """Whether there are more cores than processes, where so many shards are packed at a time (0: nobody knows)."""
+    return processes(config.n_jobs, shards or _ANY) < processes(0, _ANY)
+
+
 @contextlib.contextmanager
 def crew(config: PackConfig, shards: int) -> Iterator[ThreadPoolExecutor | None]:
     """The threads of a slot; None where there is nothing to be encoded, or no core that would be idle."""

@@ -127,6 +127,7 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe, earlier
     samples = builder.samples()
     shards: list[PackedShard] = []
     digest = _digest(slot, config, recipe)
+    behind = ahead.idle(config, slot.together)
     sample = next(samples, None)
     while sample is not None:
         if len(shards) == _MOST_PARTS:
@@ -136,7 +137,7 @@ def _make(slot: source.Slot, config: PackConfig, recipe: recipes.Recipe, earlier
             )
         path = shard_name(slot, config, digest, len(shards))
         notes = ShardNotes(config.sidecar)
-        shard = Shard(storage.join(config.output, path), config.storage_options)
+        shard = Shard(storage.join(config.output, path), config.storage_options, behind)
         with contextlib.suppress(_Empty), shard:
             while sample is not None and _fits(shard, sample[1], config.max_bytes):
                 try:

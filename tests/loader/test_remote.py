@@ -169,16 +169,16 @@ def test_a_file_that_is_replaced_while_it_is_downloaded(
 ) -> None:
     """A local one, as on a network drive, of which no version can be asked for: the new one is downloaded."""
     (address,) = pack(str(tmp_path / "d"), 1, 5)
-    fetch, replaced = Remote.fetch, []
+    fetch, replaced = Remote.fetch_part, []
 
-    def replacing(self: Remote, *arguments: Any) -> list[bytes]:
+    def replacing(self: Remote, *arguments: Any) -> bytes:
         found = fetch(self, *arguments)
         if not replaced:
             replaced.append(1)
             pack(str(tmp_path / "d"), 1, 5, start=100)
         return found
 
-    monkeypatch.setattr(Remote, "fetch", replacing)
+    monkeypatch.setattr(Remote, "fetch_part", replacing)
     with IndexedTarSamples(address, decode=False, backend="cache", remote=remote) as samples:
         assert list(samples) == [sample(n) for n in range(100, 105)]
     assert entries(remote) == ["index", "tar"]

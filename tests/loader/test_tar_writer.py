@@ -193,7 +193,7 @@ def test_a_write_that_failed_is_never_forgotten(members: int) -> None:
     writer = tar_writer.TarWriter(Unreliable())
     for n in range(members):
         with contextlib.suppress(OSError):  # as one does who skips samples that fail
-            writer.add(b"%d.bin" % n, bytes(tar_writer._FLUSH_AWAY + 1))
+            writer.add(b"%d.bin" % n, bytes(tar_writer._FLUSH_BEHIND + 1))
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
             writer.close()
@@ -201,9 +201,9 @@ def test_a_write_that_failed_is_never_forgotten(members: int) -> None:
 
 
 @pytest.mark.parametrize("members", [4, 20])
-def test_a_write_to_a_local_file_that_failed_is_never_forgotten(members: int, tmp_path: Path) -> None:
+def test_a_write_in_between_that_failed_is_never_forgotten(members: int, tmp_path: Path) -> None:
     with open(tmp_path / "a.tar", "wb") as file, open("/dev/full", "wb", buffering=0) as full:
-        writer = tar_writer.TarWriter(file)
+        writer = tar_writer.TarWriter(file, behind=False)
         own = os.dup(file.fileno())
         for n in range(members):
             os.dup2(full.fileno() if n == 2 else own, file.fileno())

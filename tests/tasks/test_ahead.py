@@ -123,3 +123,11 @@ def test_faults_that_are_no_rows_end_it(cores: None, album: Path, monkeypatch: p
     monkeypatch.setattr(ahead.fetch, "read_local", full)
     with pytest.raises(pack.SlotsFailed, match="Too many open files"):
         pack.pack(job(album, "out"))
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "shards", "idle"),
+    [(0, 3, True), (0, 8, False), (0, 900, False), (0, 0, False), (1, 900, True), (8, 900, False)],
+)
+def test_a_core_that_no_process_takes(cores: None, album: Path, n_jobs: int, shards: int, idle: bool) -> None:
+    assert ahead.idle(job(album, "out", n_jobs=n_jobs), shards) == idle
