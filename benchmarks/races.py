@@ -76,7 +76,16 @@ class Race:
             order = list(able)
             random.Random(turn).shuffle(order)
             for each in order:
-                report = self._run(each, check=False)
+                try:
+                    report = self._run(each, check=False)
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    if each.title in self._own:
+                        raise
+                    print(f"  {each.title}: left out from here on: {error}", file=sys.stderr)
+                    problems.append(f"{each.title} failed in round {turn + 1}")
+                    able.remove(each)
+                    del runs[each.title]
+                    continue
                 busy.own += report["cpu"]
                 runs[each.title].append(report)
         others = busy.others()

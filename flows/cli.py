@@ -327,6 +327,10 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-end-ok", action="store_true", help="accept tars without the zero blocks at their end"
     )
+    parser.add_argument(
+        "--save-bytes", action="store_true",
+        help="of tars in a store, read little more than the headers: slow where members are small, and without checksums",
+    )  # fmt: skip
     _add_running(parser)
 
 

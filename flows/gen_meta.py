@@ -9,11 +9,11 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import Runner, described, run_name
+from flows.parameters import Runner, described, named, run_name
 
 
 def _name() -> str:
-    return run_name("gen-meta", flow_run.parameters["dataset"])
+    return named(flow_run.name, run_name("gen-meta", flow_run.parameters["dataset"]))
 
 
 @flow(name="gen-meta", flow_run_name=_name, persist_result=False)
@@ -25,6 +25,7 @@ def gen_meta(
     index_root: str = "",
     grouping: Literal["auto", "numbered", "plain"] = "auto",
     no_end_ok: bool = False,
+    save_bytes: bool = False,
     runner: Runner = "local",
     dask_address: str = "",
     report: str = "",
@@ -42,5 +43,6 @@ def gen_meta(
         index_root: Keep the indexes under this folder, for a read-only dataset. Empty: beside their tars.
         grouping: Whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain). Auto: what the names of a tar suggest.
         no_end_ok: Accept tars without the zero blocks at their end, which may have been cut short.
+        save_bytes: Of tars in a store, read little more than the headers. Slow where members are small, and without checksums.
     """
     return conclude("gen-meta", locals())

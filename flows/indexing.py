@@ -17,7 +17,7 @@ from loader.storage import StorageOptions
 from loader.warmup import Target, WarmReport, warmup_one
 from tasks.group import Run, Work
 
-Choices = tuple[str | None, str, bool]  # index_root, grouping, require_end
+Choices = tuple[str | None, str, bool, bool]  # index_root, grouping, require_end, save_bytes
 
 
 def gen_meta_step(

@@ -8,6 +8,7 @@ fields of `PackConfig` (`packing_form`), so that they can't differ.
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING
@@ -30,9 +31,17 @@ UNSET: dict[str, Any] = {
     if field.type in _UNSET_BY_TYPE
 }
 _FIRST = ("source", "output", "image_root", "max_samples", "n_jobs", "on_error", "max_bad_fraction", "mode")
-_USUAL = {"n_jobs": 0, "grouping": "auto", "no_end_ok": False, "deep": False, "repair": False}
+_USUAL = {
+    "n_jobs": 0,
+    "grouping": "auto",
+    "no_end_ok": False,
+    "save_bytes": False,
+    "deep": False,
+    "repair": False,
+}
 _RUN = {"runner": "local"}  # of jobs without a config file
 _POSITIONAL = ("config", "dataset", "patterns")
+_MADE_UP = re.compile("[a-z]+-[a-z]+")
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 _LIMITS = {"max_bad_fraction": {"le": 1}}
 CONFIG = "YAML file of a packing job, a path or URL; the fields below override what it says. Empty: no file."
@@ -150,6 +159,11 @@ def command_line(job: str, parameters: Mapping[str, Any]) -> str:
         else:
             words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
+
+
+def named(given: str | None, ours: str) -> str:
+    """The name of a flow run: what somebody has typed, or `ours` in place of what Prefect makes up, ``wise-otter``."""
+    return ours if not given or _MADE_UP.fullmatch(given) else given
 
 
 def run_name(job: str, *addresses: str) -> str:

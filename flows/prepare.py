@@ -8,12 +8,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.grouped import conclude
-from flows.parameters import packing_form, run_name
+from flows.parameters import named, packing_form, run_name
 
 
 def _name() -> str:
     values = flow_run.parameters
-    return run_name("prepare", values["output"], values["config"], values["source"])
+    return named(flow_run.name, run_name("prepare", values["output"], values["config"], values["source"]))
 
 
 @flow(name="prepare", flow_run_name=_name, persist_result=False)

@@ -46,12 +46,13 @@ def gen_meta(
     index_root: str = "",
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> tuple[StepReport, ...]:
     """Indexes, checksums and meta.json of a folder of tars."""
 
     def body() -> tuple[StepReport, ...]:
-        options = (index_root or None, grouping, require_end)
+        options = (index_root or None, grouping, require_end, save_bytes)
         target = storage.normalise(root)
         return (gen_meta_step(target, run, meta_save_path or None, n_jobs, storage_options, options)[0],)
 
@@ -67,6 +68,7 @@ def warmup(
     index_root: str = "",
     grouping: str = "auto",
     require_end: bool = True,
+    save_bytes: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> tuple[StepReport, ...]:
     """The indexes of the tars that comma-separated patterns name, built where they are missing or stale."""
@@ -77,7 +79,7 @@ def warmup(
         known = load_registry(path) if path else None
         names.extend(entry.storage_options for entry in (known or {}).values())
         targets = find_targets(patterns, known, storage_options)
-        return (warmup_step(targets, run, n_jobs, (index_root or None, grouping, require_end)),)
+        return (warmup_step(targets, run, n_jobs, (index_root or None, grouping, require_end, save_bytes)),)
 
     return _caught("warmup", lambda text: redactor(*names)(text), body)
 
@@ -108,7 +110,7 @@ def _prepare(config: PackConfig, run: Run) -> tuple[StepReport, ...]:
         return (packed,)
     options = config.storage_options
     redact = redact_of(config)
-    choices = (None, "auto", True)
+    choices = (None, "auto", True, False)
     reports: list[tuple[str, TarReport]] = []  # with the folder of its dataset
 
     def describe() -> tuple[StepReport, ...]:

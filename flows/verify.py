@@ -9,11 +9,11 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import Runner, described, run_name
+from flows.parameters import Runner, described, named, run_name
 
 
 def _name() -> str:
-    return run_name("verify", flow_run.parameters["dataset"])
+    return named(flow_run.name, run_name("verify", flow_run.parameters["dataset"]))
 
 
 @flow(name="verify", flow_run_name=_name, persist_result=False)

@@ -9,7 +9,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.grouped import conclude
-from flows.parameters import Runner, described
+from flows.parameters import Runner, described, named
 
 _LONGEST = 100  # characters of a run's name
 
@@ -17,7 +17,7 @@ _LONGEST = 100  # characters of a run's name
 def _name() -> str:
     """The patterns as they are given: of ``demo/*`` no part alone says anything."""
     name = f"warmup {flow_run.parameters['patterns']}"
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return named(flow_run.name, name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…")
 
 
 @flow(name="warmup", flow_run_name=_name, persist_result=False)
@@ -29,6 +29,7 @@ def warmup(
     index_root: str = "",
     grouping: Literal["auto", "numbered", "plain"] = "auto",
     no_end_ok: bool = False,
+    save_bytes: bool = False,
     runner: Runner = "local",
     dask_address: str = "",
     report: str = "",
@@ -43,5 +44,6 @@ def warmup(
         index_root: Keep the indexes under this folder, for a read-only dataset. Empty: beside their tars.
         grouping: Whether k-0.jpg, k-1.jpg are images of sample k (numbered), or samples of their own (plain). Auto: what the names of a tar suggest.
         no_end_ok: Accept tars without the zero blocks at their end, which may have been cut short.
+        save_bytes: Of tars in a store, read little more than the headers. Slow where members are small, and without checksums.
     """
     return conclude("warmup", locals())

@@ -100,7 +100,7 @@ def warmup_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     return _attempt(group, shift)
 
 
-@task(name="verify", tags=["shardflow", "verify"], **_POLICY)
+@task(name="verify", **_POLICY)
 def verify_group(group: AnyGroup, shift: Shift) -> AnyGroup | State[AnyGroup]:
     """Compare a group of tars with what stands beside them."""
     return _attempt(group, shift)

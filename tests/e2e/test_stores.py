@@ -199,3 +199,24 @@ def test_a_chain_is_refused(tmp_path: Path) -> None:
         assert done.returncode == 1 and "Shardflow's own cache" in " ".join(
             (done.stdout + done.stderr).split()
         )
+
+
+@pytest.mark.parametrize("job", [("gen-meta", "d"), ("warmup", "d/*.tar")])
+def test_flows_that_read_little_more_than_headers(
+    job: tuple[str, str], s3: Place, faults: FaultProxy, tmp_path: Path
+) -> None:
+    counted = Place(s3.root, {**s3.storage_options, "endpoint_url": faults.url})
+    with ShardWriter(s3.address("d"), max_samples=8, storage_options=s3.storage_options) as writer:
+        for number in range(16):
+            writer.write({"__key__": f"{number:03d}", ".bin": random.Random(number).randbytes(1 << 20)})
+    for tar in storage.list_files(s3.address("d"), ".tar", s3.storage_options):
+        storage.remove(tar + ".index", s3.storage_options)
+    name, what = job
+    faults.reset()
+    run(counted, tmp_path, "flows.cli", name, s3.address(what), "--save-bytes", "--direct")
+    assert faults.stats()["down"] < 1 << 20
+    tars = storage.list_files(s3.address("d"), ".tar", s3.storage_options)
+    assert all(storage.exists(tar + ".index", s3.storage_options) for tar in tars)
+    if name == "gen-meta":
+        meta = json.loads(storage.read_bytes(s3.address("d/meta.json"), s3.storage_options))
+        assert '"checksum": null' in json.dumps(meta)

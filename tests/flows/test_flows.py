@@ -304,3 +304,19 @@ def test_no_secret_reaches_prefect(
     assert SECRET.encode() not in stored
     told = capsys.readouterr()
     assert SECRET not in told.out + told.err
+
+
+@pytest.mark.parametrize(("typed", "name"), [("Tuesday's photos", "Tuesday's photos"), (None, "gen-meta d")])
+def test_a_name_that_somebody_has_typed_stays(typed: str | None, name: str, tmp_path: Path) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+
+    from flows.gen_meta import gen_meta
+    from loader import ShardWriter
+
+    with ShardWriter(str(tmp_path / "d")) as writer:
+        writer.write({"__key__": "a", ".txt": "a"})
+    with get_client(sync_client=True) as client:
+        made = client.create_flow_run(gen_meta, parameters={"dataset": str(tmp_path / "d")}, name=typed)
+        run_flow(gen_meta, flow_run=made, parameters=made.parameters, return_type="state")
+        assert client.read_flow_run(made.id).name == name

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from running import SECRET
 
 from flows import cli
-from flows.parameters import RUN_OPTIONS, UNSET, command_line, packing_fields, resolve, run_name
+from flows.parameters import RUN_OPTIONS, UNSET, command_line, named, packing_fields, resolve, run_name
 from loader.errors import BadConfig
 from tasks.config import PackConfig
 
@@ -166,6 +166,10 @@ def test_forms_and_fields_offer_the_same_choices(name: str) -> None:
 def test_names_of_runs() -> None:
     assert run_name("prepare", "", "s3://bucket/jobs/photos.yaml", "") == "prepare photos.yaml"
     assert run_name("pack") == "pack"
+    for made_up in ("wise-otter", "", None):
+        assert named(made_up, "pack photos") == "pack photos"
+    for typed in ("Tuesday", "photos of May", "run-7", "wise-otter-again"):
+        assert named(typed, "pack photos") == typed
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,9 @@ def test_a_warmup_is_called_by_its_patterns(
     import importlib
 
     module = importlib.import_module("flows.warmup")
-    monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters={"patterns": patterns}))
+    monkeypatch.setattr(
+        module, "flow_run", SimpleNamespace(parameters={"patterns": patterns}, name="wise-otter")
+    )
     assert module._name() == name
 
 
