@@ -351,7 +351,7 @@ def read_whole(
 
 
 class RemoteFile(io.RawIOBase):
-    """A file in a store, to be read in any order through a BodyedReader: that decides how much comes at a time."""
+    """A file in a store, to be read in any order through a BufferedReader: that decides how much comes at a time."""
 
     def __init__(
         self, address: str, size: int, storage_options: StorageOptions | None, version: str | None

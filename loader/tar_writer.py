@@ -137,10 +137,10 @@ class TarWriter:
         pending, self._pending, self._bytes = self._pending, [], 0
         if not self._behind:
             self._write(pending)
-        else:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
-            self._under_way.append(self._thread.submit(self._write, pending))
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="tar-writer")
+        self._under_way.append(self._thread.submit(self._write, pending))
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many writes are under way."""

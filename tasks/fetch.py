@@ -14,9 +14,8 @@ from loader.errors import BadSample
 
 MAX_PICTURE = 256 << 20  # bytes; a larger file costs its row, not the memory of a worker
 _TRIES = 3
-_READ = (
-    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-)  # not blocking: a named pipe would wait for a writer for ever
+# Not blocking: opening a named pipe would wait for a writer for ever.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_FAULT_OF_THE_ROW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError)
 NO_STAMP = b"-"
