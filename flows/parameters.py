@@ -162,7 +162,8 @@ def command_line(job: str, parameters: Mapping[str, Any]) -> str:
 
 
 def named(given: str | None, ours: str) -> str:
-    """The name of a flow run: what somebody has typed, or `ours` in place of what Prefect makes up, ``wise-otter``."""
+    """The name of a flow run: what somebody has typed, or `ours` in place of what Prefect makes up: two words in
+    lower case, ``wise-otter``."""
     return ours if not given or _MADE_UP.fullmatch(given) else given
 
 

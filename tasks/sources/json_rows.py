@@ -106,7 +106,7 @@ class LinesReader(StreamReader):
         """From the range alone."""
         self._stream.seek(segment.start)
         lines = _lines(self._stream, segment.start, segment.end)
-        for row, (_, _, line) in enumerate(lines, segment.first_row):
+        for row, line in enumerate(lines, segment.first_row):
             if not line.isspace():
                 yield Found(row, line, *parse(line))
 
@@ -158,10 +158,9 @@ def _line_table(stream: BinaryIO, at: int, end: int) -> Iterator[npt.NDArray[np.
         yield np.array([[begin], [at], [row]])
 
 
-def _lines(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-    """(first byte, byte after the last, bytes) of each line; of a line over base.MAX_ROW only so much that it shows."""
+def _lines(stream: BinaryIO, at: int, end: int) -> Iterator[bytes]:
+    """The bytes of each line; of a line over base.MAX_ROW only so much that it shows."""
     while at < end:
-        begin = at
         line = stream.readline(min(base.MAX_ROW + 1, end - at))
         if not line:
             return
@@ -170,7 +169,7 @@ def _lines(stream: BinaryIO, at: int, end: int) -> Iterator[tuple[int, int, byte
             while at < end and not line.endswith(b"\n") and (rest := stream.readline(min(_CHUNK, end - at))):
                 at += len(rest)
                 line = line[:-1] + rest[-1:]
-        yield begin, at, line
+        yield line
 
 
 class _Elements:

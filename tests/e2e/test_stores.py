@@ -219,4 +219,4 @@ def test_flows_that_read_little_more_than_headers(
     assert all(storage.exists(tar + ".index", s3.storage_options) for tar in tars)
     if name == "gen-meta":
         meta = json.loads(storage.read_bytes(s3.address("d/meta.json"), s3.storage_options))
-        assert '"checksum": null' in json.dumps(meta)
+        assert json.dumps(meta).count('"checksum": null') == len(tars) == 2
