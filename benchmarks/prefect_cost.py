@@ -8,7 +8,7 @@ from questions import Corpora
 
 def prefect_questions(data: Corpora) -> list[Question]:
     groups = 200 if data.quick else 1000
-    least = Contender("a Prefect task that is called in a loop", "prefect_groups.py", "groups_least", 1 / 1.5)
+    least = Contender("a Prefect task that is called in a loop", "prefect_groups.py", "groups_least", 1)
     plain = Contender("the same groups without Prefect", "prefect_groups.py", "groups_plain")
     ours = Contender("ours: a group as a task run", "prefect_groups.py", "groups_ours")
     return [

@@ -266,6 +266,10 @@ class IndexedTar(Closing):
             return None
         return memoryview(self.buffer) if view else self._buffer
 
+    def plain_read(self) -> Callable[[int, int], bytes] | None:
+        """``(first byte, bytes)`` → bytes, without a check of each, where there is nothing to slice; None: go by `read`."""
+        return self._file.read if isinstance(self._file, _File) and not self._verify else None
+
     def expect(self, members: Iterable[int]) -> None:
         """These members will be read soon, each once: where it is read by ranges, start to fetch them."""
         if isinstance(self._file, RangeReader):

@@ -168,7 +168,8 @@ class IndexedTarSamples(Closing):
             "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
         }
         buffer = self.tar.plain(self.views and not decode)
-        if buffer is None:
+        read = self.tar.plain_read() if buffer is None else None
+        if self._ranged:
             self.prefetch([i])
         lists: tuple[str, ...] = ()
         for member in range(first, last):
@@ -179,9 +180,14 @@ class IndexedTarSamples(Closing):
             if entry is None:
                 continue
             extension, handler = entry
-            start = offsets[member]
-            stop = start + sizes[member]
-            value: Any = self.tar.read(member) if buffer is None or stop > end else buffer[start:stop]
+            start, size = offsets[member], sizes[member]
+            value: Any
+            if start + size > end:
+                value = self.tar.read(member)  # says what is wrong
+            elif buffer is not None:
+                value = buffer[start : start + size]
+            else:
+                value = self.tar.read(member) if read is None else read(start, size)
             if decode:
                 value = self._decode(handler, value, i, member)
             if extension not in sample:
