@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import get_worker_info
 
@@ -118,24 +118,14 @@ class SampleDataset(IndexedTarDataset):
             shard.views = False  # torch hangs where it can't send; a fork may have brought this shard
         try:
             sample = self.make(shard, i, index, epoch)
-        except (OSError, MemoryError):  # no fault of this one sample, a StoreError included
-            raise
-        except Exception as error:
-            problem = _located(shard, i, error)
-            if problem is error:
-                raise
-            raise problem from error
+        except Exception as error:  # noqa: BLE001 - raised again
+            _blame(shard, i, error)
         if self.transform is None or sample is None:
             return sample
         try:
             return self.transform(sample)
-        except MemoryError:
-            raise
-        except Exception as error:
-            problem = _located(shard, i, error, "transform: ")
-            if problem is error:
-                raise
-            raise problem from error
+        except Exception as error:  # noqa: BLE001 - raised again
+            _blame(shard, i, error, "transform: ")
 
     def data_generator(self) -> Iterator[RetSample]:
         """Every sample that can be read, made and transformed."""
@@ -177,10 +167,20 @@ class SampleDataset(IndexedTarDataset):
     def _samples(self, stream: Stream) -> Iterator[Any]:
         """What `data_generator` and `present` come to, without a RetSample to be thrown away for each."""
         epoch, open_shard, finish = stream.order.epoch, self._shards.get, self.finish
+        # A sample as its shard gives it: then two calls can be spared for each.
+        own = type(self).make is not SampleDataset.make or type(self).finish is not SampleDataset.finish
+        plain = not own and self.transform is None and not self.views
         for index in stream.indices():
-            _, shard, i = stream.current
+            _, number, i = stream.current
             try:
-                sample = finish(open_shard(shard), i, index, epoch)
+                shard = open_shard(number)
+                if not plain:
+                    sample = finish(shard, i, index, epoch)
+                else:
+                    try:
+                        sample = shard[i]
+                    except Exception as error:  # noqa: BLE001 - raised again
+                        _blame(shard, i, error)
             except StoreError:
                 raise
             except ShardflowError as error:
@@ -191,7 +191,10 @@ class SampleDataset(IndexedTarDataset):
             if sample is None:
                 self.skip_sample(index, "left out", bad=False)
                 continue
-            stream.read_one()
+            if stream.missing[0] or stream.bad_in_row:
+                stream.read_one()
+            else:
+                stream.seen += 1
             stream.emitted += 1
             yield sample
             if self._stream is not stream:
@@ -297,13 +300,15 @@ def _decoded(shard: IndexedTarSamples, member: Member, text: bool = False) -> An
         raise BadSample(f"{shard.path}: member {name!r}: {reason}") from error
 
 
-def _located(shard: IndexedTarSamples, i: int, error: Exception, what: str = "") -> BadSample:
-    """The error as a BadSample that says which sample it was, of the same class where it is one."""
-    if not isinstance(error, BadSample):
-        return BadSample(f"{shard.path}: sample {shard.key(i)!r}: {what}{type(error).__name__}: {error}")
-    if shard.path in str(error):
-        return error
-    return type(error)(f"{shard.path}: sample {shard.key(i)!r}: {what}{error}")
+def _blame(shard: IndexedTarSamples, i: int, error: Exception, transform: str = "") -> NoReturn:
+    """Raise the error as a BadSample that says which sample it was; as it is, where it says so, or is no sample's fault."""
+    store = isinstance(error, OSError) and not transform  # StoreError included
+    if store or isinstance(error, MemoryError) or (isinstance(error, BadSample) and shard.path in str(error)):
+        raise error
+    kind, told = (
+        (type(error), "") if isinstance(error, BadSample) else (BadSample, f"{type(error).__name__}: ")
+    )
+    raise kind(f"{shard.path}: sample {shard.key(i)!r}: {transform}{told}{error}") from error
 
 
 def _suffix(extension: str) -> str:

@@ -107,6 +107,9 @@ class IndexedTar(Closing):
         self._verify = verify
         self._file: _File | RangeReader | None = None
         self._buffer: bytes | mmap.mmap | None = None
+        # What members may be sliced or read from without a check of each, at most one of them; else go by `read`.
+        self.plain: bytes | mmap.mmap | None = None
+        self.plain_file: _File | None = None
         self._own_remote: Remote | None = None
         how = How(index_root, grouping, require_end)
         if isinstance(path, (str, os.PathLike)):
@@ -122,6 +125,8 @@ class IndexedTar(Closing):
             self.index = self._open_local(storage_options, how, index)
         if verify:
             self.index.verify()
+        if not self._verify:
+            self.plain = self._buffer
 
     def _read_object(self, file: Any, backend: str) -> None:
         """A file object, whole."""
@@ -175,6 +180,7 @@ class IndexedTar(Closing):
         opened.callback(setattr, buffer, "file", None)
         if self.backend == "read":
             self._file = _File(self.path, os.dup(file.fileno()))
+            self.plain_file = None if self._verify else self._file
         return buffer
 
     def _open_remote(
@@ -260,16 +266,6 @@ class IndexedTar(Closing):
             raise KeyError(f"{self.path} holds no member {name!r}") from None
         return self.read(member)
 
-    def plain(self, view: bool = False) -> bytes | mmap.mmap | memoryview | None:
-        """What members may be sliced from, without a check of each; None: go by `read`."""
-        if self._verify:
-            return None
-        return memoryview(self.buffer) if view else self._buffer
-
-    def plain_read(self) -> Callable[[int, int], bytes] | None:
-        """``(first byte, bytes)`` → bytes, without a check of each, where there is nothing to slice; None: go by `read`."""
-        return self._file.read if isinstance(self._file, _File) and not self._verify else None
-
     def expect(self, members: Iterable[int]) -> None:
         """These members will be read soon, each once: where it is read by ranges, start to fetch them."""
         if isinstance(self._file, RangeReader):
@@ -331,6 +327,7 @@ class IndexedTar(Closing):
     def close(self) -> None:
         """Let go of the tar; reading it after this raises ValueError."""
         buffer, self._buffer, self._file = self._buffer, None, None
+        self.plain, self.plain_file = None, None
         if isinstance(buffer, mmap.mmap):
             with contextlib.suppress(BufferError):  # somebody holds a view: closed when the last one goes
                 buffer.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from mmap import mmap
+from os import pread
 from typing import Any, BinaryIO, overload
 
 from loader.data_handler import Handler, handler_for, make_handlers
@@ -167,8 +169,10 @@ class IndexedTarSamples(Closing):
         sample: dict[str, Any] = {
             "__key__": str(index.name[at : at + index.key_size[i]], "utf-8", "surrogateescape")
         }
-        buffer = self.tar.plain(self.views and not decode)
-        read = self.tar.plain_read() if buffer is None else None
+        buffer: bytes | mmap | memoryview | None = self.tar.plain
+        file = self.tar.plain_file
+        if self.views and not decode and buffer is not None:
+            buffer = memoryview(buffer)
         if self._ranged:
             self.prefetch([i])
         lists: tuple[str, ...] = ()
@@ -182,12 +186,10 @@ class IndexedTarSamples(Closing):
             extension, handler = entry
             start, size = offsets[member], sizes[member]
             value: Any
-            if start + size > end:
-                value = self.tar.read(member)  # says what is wrong
-            elif buffer is not None:
+            if buffer is not None and start + size <= end:
                 value = buffer[start : start + size]
-            else:
-                value = self.tar.read(member) if read is None else read(start, size)
+            elif file is None or start + size > end or len(value := pread(file.number, size, start)) < size:
+                value = self.tar.read(member)  # says what is wrong, if anything is
             if decode:
                 value = self._decode(handler, value, i, member)
             if extension not in sample:

@@ -142,7 +142,7 @@ def test_extensions_leave_the_others_untouched(path: str, monkeypatch: pytest.Mo
 
     with IndexedTarSamples(path, extensions=[".TXT", ".none"], backend="read") as tar:
         assert tar.extensions == (".txt",)
-        monkeypatch.setattr(os, "pread", pread)
+        monkeypatch.setattr("loader.indexed_tar_samples.pread", pread)
         assert list(tar) == [{"__key__": k, ".txt": f"{k[-1]} text"} for k in ("a", "b", "d/c")]
         assert read == [tar.index.span(tar.index.find_name(name)) for name in ("a.txt", "b.txt", "d/c.txt")]
         assert [name for name, _, _ in tar.members(0)] == ["a.txt"]
@@ -163,10 +163,10 @@ class Watched:
         return self.buffer[part]
 
 
-def test_extensions_leave_the_others_untouched_in_the_map(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extensions_leave_the_others_untouched_in_the_map(path: str) -> None:
     with IndexedTarSamples(path, extensions=[".txt"]) as tar:
         watched = Watched(tar.tar.buffer)  # type: ignore[arg-type]
-        monkeypatch.setattr(IndexedTar, "plain", lambda self, view=False: watched)
+        tar.tar.plain = watched  # type: ignore[assignment]
         assert [sample["__key__"] for sample in tar] == ["a", "b", "d/c"]
         names = ["a.txt", "b.txt", "d/c.txt"]
         assert watched.taken == [tar.index.span(tar.index.find_name(name)) for name in names]
