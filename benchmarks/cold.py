@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from harness import Args, Contender, Question
 from questions import Corpora
 from races import Aspect, Race
-from streaming import BARE, OURS, PEERS, peers_of, stream_args, workers_of
+from streaming import OURS, PEERS, peers_of, stream_args, workers_of
 
 IN_ORDER = "bare: tars read whole, in order, not shuffled"
 STILL_THERE = 0.02  # of the pages: more, and a run wouldn't be a cold one
@@ -104,7 +104,7 @@ def _index(data: Corpora) -> Question:
 def _stream(data: Corpora, workers: int) -> Race:
     args = stream_args("A", data, workers)
     what = f"corpus A, raw bytes, {workers_of(workers)}, cold"
-    others = dict.fromkeys((*PEERS, BARE, IN_ORDER), None)
+    others = dict.fromkeys((*PEERS, IN_ORDER), None)
     aspects = [
         Aspect(
             f"cold stream {workers}",
@@ -129,8 +129,13 @@ def _stream(data: Corpora, workers: int) -> Race:
     contenders = [
         Contender(OURS, "ours_stream.py", "stream"),
         *peers_of(),
-        Contender(BARE, "bare_stream.py", "stream_mmap"),
         Contender(IN_ORDER, "bare_stream.py", "stream_in_order"),
     ]
-    places = [*args["tars"], args["litdata"], args["mosaic"], args["energon"]]
+    # Folders, with all that is read beside the tars. No bare map here: its walk, which has no index, would warm them.
+    places = [
+        *{os.path.dirname(tar) for tar in args["tars"]},
+        args["litdata"],
+        args["mosaic"],
+        args["energon"],
+    ]
     return Race(f"Streams, {what}", contenders, args, aspects, before=lambda: evict(*places))

@@ -203,7 +203,9 @@ BLOCKS: dict[str, Callable[[Results], Iterator[str]]] = {
     "packed-and-read": packed_and_read,
     "stream-A": streams("A"),
     "stream-B": streams("B"),
-    "cold": lambda results: by_peer(results, COLD),
+    "cold": lambda results: by_peer(
+        results, COLD, peers=(*PEERS[:-1], "bare: tars read whole, in order, not shuffled")
+    ),
     "remote": lambda results: by_peer(results, REMOTE, peers=("webdataset", "MosaicML", "LitData")),
     "decode": lambda results: by_peer(results, DECODE),
     "resume": resume,
