@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Literal, cast
 
 from loader import storage
@@ -200,7 +200,8 @@ def check_fresh(
     header.
     """
     if buffer is not None:
-        index.check_fresh(len(buffer), buffer[:BLOCK], lambda start, end: buffer[start:end])
+        part = _part(buffer)
+        index.check_fresh(len(buffer), part(0, BLOCK), part)
         return
     size = storage.stat(address, storage_options).size
     if size != index.tar_size:  # before any read that could go past the end
@@ -215,6 +216,16 @@ def check_fresh(
         )
     except EOFError:
         raise StaleIndex(f"{address}: became shorter just now") from None
+
+
+def _part(buffer: Buffer) -> Callable[[int, int], bytes]:
+    """(start, end) → bytes of a tar: read where its file is still open, since a map's first touch of a page that isn't
+    in memory fetches as much around it as the disk's read-ahead says, which may be megabytes.
+    """
+    file = buffer.file if isinstance(buffer, TarMap) else None
+    if file is None:
+        return lambda start, end: buffer[start:end]
+    return lambda start, end: os.pread(file, end - start, start)
 
 
 def find_fresh(

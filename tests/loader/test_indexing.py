@@ -28,6 +28,7 @@ from loader import indexing, storage
 from loader.errors import BadIndex, BadTar, ShardflowError, StaleIndex, TruncatedTar, UnknownIndexVersion
 from loader.index import Index, index_path, load_index
 from loader.indexing import build, check_fresh, ensure_index, find_fresh, obtain_index, scan, tar_buffer
+from loader.tar import TarMap
 
 TAR = member(b"a.jpg", b"a" * 700) + member(b"a.txt", b"text") + member(b"b.jpg", b"b") + END
 OTHER = member(b"a.jpg", b"a" * 700) + member(b"a.txt", b"TEXT") + member(b"c.jpg", b"c") + END
@@ -112,6 +113,26 @@ def test_numbered_grouping_that_does_not_fit_is_refused() -> None:
 
 
 # -- fresh, stale, missing
+
+
+class Untouched(TarMap):
+    """A map whose pages nobody may touch."""
+
+    def __getitem__(self, part: Any) -> Any:
+        raise AssertionError(f"touched: {part}")
+
+
+def test_a_fresh_index_is_told_without_a_touch_of_the_map(tmp_path: Path) -> None:
+    """A cold page would bring all that the disk reads ahead along: megabytes a shard, before its first sample."""
+    tar = str(tmp_path / "x.tar")
+    storage.write_bytes(tar, TAR)
+    ensure_index(tar)
+    with open(tar, "rb") as file:
+        buffer = Untouched(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer.file = file.fileno()
+        index, why = find_fresh(tar, buffer=buffer)
+        assert index is not None and why == "fresh"
+        check_fresh(index, tar, buffer=buffer)
 
 
 def test_built_once_then_fresh(tar: str) -> None:
