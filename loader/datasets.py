@@ -191,10 +191,7 @@ class SampleDataset(IndexedTarDataset):
             if sample is None:
                 self.skip_sample(index, "left out", bad=False)
                 continue
-            if stream.missing[0] or stream.bad_in_row:
-                stream.read_one()
-            else:
-                stream.seen += 1
+            stream.read_one()
             stream.emitted += 1
             yield sample
             if self._stream is not stream:

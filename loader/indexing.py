@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, Literal, cast
 
 from loader import storage
@@ -18,7 +18,7 @@ from loader.errors import BadIndex, BadTar, StaleIndex, TruncatedTar, UnknownInd
 from loader.index import Entries, Index, index_path, load_index, pack_entries
 from loader.sample import check_name, group
 from loader.storage import StorageOptions
-from loader.tar import BLOCK, Buffer, TarMap, Walk, trailing_bytes
+from loader.tar import BLOCK, Buffer, TarMap, Walk, block_reader, trailing_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -200,8 +200,8 @@ def check_fresh(
     header.
     """
     if buffer is not None:
-        part = _part(buffer)
-        index.check_fresh(len(buffer), part(0, BLOCK), part)
+        block = block_reader(buffer)
+        index.check_fresh(len(buffer), block(0), lambda start, _: block(start))
         return
     size = storage.stat(address, storage_options).size
     if size != index.tar_size:  # before any read that could go past the end
@@ -216,16 +216,6 @@ def check_fresh(
         )
     except EOFError:
         raise StaleIndex(f"{address}: became shorter just now") from None
-
-
-def _part(buffer: Buffer) -> Callable[[int, int], bytes]:
-    """(start, end) → bytes of a tar: read where its file is still open, since a map's first touch of a page that isn't
-    in memory fetches as much around it as the disk's read-ahead says, which may be megabytes.
-    """
-    file = buffer.file if isinstance(buffer, TarMap) else None
-    if file is None:
-        return lambda start, end: buffer[start:end]
-    return lambda start, end: os.pread(file, end - start, start)
 
 
 def find_fresh(

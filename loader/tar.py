@@ -56,10 +56,19 @@ class TarMap(mmap.mmap):
     """A mapped file. `file`: its descriptor, for as long as whoever mapped it holds it open.
 
     Of a page that nobody has touched yet, a header is read through the descriptor in half the time that mapping
-    the page takes.
+    the page takes; and where the page isn't in memory either, mapping it fetches as much around it as the disk's
+    read-ahead says, which may be megabytes.
     """
 
     file: int | None = None
+
+
+def block_reader(buffer: Buffer) -> Callable[[int], bytes]:
+    """What reads the block at a position of a tar: through the descriptor of a map, where it has one."""
+    file = buffer.file if isinstance(buffer, TarMap) else None
+    if file is not None:
+        return lambda position: os.pread(file, BLOCK, position)
+    return lambda position: buffer[position : position + BLOCK]
 
 
 @dataclass
@@ -132,7 +141,6 @@ class Walk:
     ) -> None:
         self.buffer = buffer
         self.need = need
-        self.file = buffer.file if isinstance(buffer, TarMap) else None
         self.shard = shard
         self.require_end = require_end
         self.size = len(buffer)
@@ -211,7 +219,7 @@ class Walk:
 
     def _hop(self) -> Batch | None:
         """Follow plain headers from one to the next; None if the very next one is not plain."""
-        read = self._reader()
+        read = block_reader(self.buffer)
         position, end = self.at, self.ready - BLOCK + 1
         places: list[int] = []
         headers: list[bytes] = []
@@ -232,13 +240,6 @@ class Walk:
             return None
         rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
         return self._decode(rows, np.array(places, np.int64) // BLOCK)
-
-    def _reader(self) -> Callable[[int], bytes]:
-        """What reads the block at a position."""
-        buffer, file = self.buffer, self.file
-        if file is not None:
-            return lambda position: os.pread(file, BLOCK, position)
-        return lambda position: buffer[position : position + BLOCK]
 
     def _dense(self) -> Batch | None:
         """The same for small members: read the size field of every block that looks like a header."""
